@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "flashoverlap/communicator.h"
+#include "flashoverlap/plan.h"
+#include "flashoverlap/timeline.h"
+
+namespace flashoverlap {
+
+enum class Activation { kNone, kRelu, kGelu, kSilu };  ///< GELU: the tanh form is not used; x/2 (1 + erf(x/sqrt 2)).
+
+[[nodiscard]] std::string_view name_of(Activation activation);  ///< "none", "relu", "gelu", "silu"
+
+/// Applied once to the sum over ranks, never to a rank's partial result, in float32 in this order:
+///   y = activation(sum + bias);  h = y + residual;  out = rms_norm_weight ? h / sqrt(mean(h^2) + eps) * weight : h
+/// Pointers are to memory where the executor runs; null: that step is left out. Type: the plan's, rows are output rows.
+struct Epilogue {
+  const void* bias = nullptr;  ///< [n]
+  Activation activation = Activation::kNone;
+  const void* residual = nullptr;  ///< [output rows, n], leading dimension residual_ld.
+  std::int64_t residual_ld = 0;
+  void* residual_out = nullptr;  ///< [output rows, n]: h, for the next layer. May be the same as `residual`.
+  std::int64_t residual_out_ld = 0;
+  const void* rms_norm_weight = nullptr;  ///< [n]
+  float rms_norm_eps = 1e-6F;
+};
+
+/// The matrices of one call. Leading dimensions are in elements, >= the row length.
+struct Operands {
+  const void* a = nullptr;  ///< [m, k]
+  std::int64_t lda = 0;
+  const void* b = nullptr;  ///< [n, k]
+  std::int64_t ldb = 0;
+  void* out = nullptr;  ///< [output rows, n]; must not overlap a or b.
+  std::int64_t ldo = 0;
+  Epilogue epilogue;
+};
+
+/// What of a plan is carried out. All but kRun exist to measure the parts on their own; they leave the output undefined.
+enum class Mode {
+  kRun,                ///< Everything.
+  kGemmOnly,           ///< Tiles through placement and counters, no communication, no restore.
+  kPlainGemm,          ///< The same tiles in the same order, written in place of their own, without counters.
+  kCommunicationOnly,  ///< The transfers alone, on whatever the buffers hold.
+};
+
+/// A verified plan with what an executor derived from it (index tables, device copies, buffers).
+class PreparedPlan {
+ public:
+  virtual ~PreparedPlan() = default;
+  [[nodiscard]] virtual const OverlapPlan& plan() const = 0;
+};
+
+/// Carries out plans on one rank. Knows nothing of all-reduce or experts: it issues tiles in schedule order, honours gates,
+/// writes through placement, counts, starts transfers, restores.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  /// Verifies `plan` and makes what is needed to run it often. Throws Error(kBadArgument) with verify's reason, or
+  /// Error(kUnsupported) when this executor cannot carry it out.
+  [[nodiscard]] virtual std::unique_ptr<PreparedPlan> prepare(OverlapPlan plan) = 0;
+
+  /// Runs a prepared plan to its end (CPU) or puts it into the caller's stream (GPU). Checks the operands before anything
+  /// is written: null or misaligned pointers, leading dimensions, out overlapping an input: Error(kBadArgument). When this
+  /// rank or another one fails, aborts the communicator and throws.
+  /// `timeline`, when not null, gets this rank's spans appended, in microseconds of std::chrono::steady_clock.
+  virtual void execute(PreparedPlan& prepared, const Operands& operands, Mode mode, Timeline* timeline) = 0;
+};
+
+}  // namespace flashoverlap

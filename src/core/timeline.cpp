@@ -1,0 +1,1 @@
+#include "flashoverlap/timeline.h"

@@ -1,0 +1,293 @@
+// The signal GEMM of sm_90a: a persistent, warp-specialised kernel layer around CUTLASS's main loop.
+//
+// Roles of a block's three warpgroups: the first is the producer (warp 0 loads operands with the copy engine, warps 2 and 3
+// are the store warps of the two consumers, warp 1 idles), the other two multiply. Every role walks the schedule by itself:
+// a cluster takes positions p = cluster, cluster + clusters, ... Source of the scheme: arXiv 2504.19519, section 3; there the
+// signal is raised by the block that computes, here by a warp that does nothing else.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+#include <cutlass/arch/reg_reconfig.h>
+#include <cutlass/pipeline/pipeline.hpp>
+
+#include "sm90_config.cuh"
+#include "sm90_store.cuh"
+
+namespace flashoverlap::cuda::sm90 {
+
+template <class Config>
+struct KernelParams {
+  typename Config::Mainloop::Params mainloop;
+  CUtensorMap in_place_map;
+  CUtensorMap whole_map;
+  CUtensorMap slab_map;
+  std::int32_t m;
+  std::int32_t n;
+  std::int32_t k;
+  DeviceTables tables;
+  std::uint16_t* packed;
+  std::uint16_t* output;
+  std::int64_t ldd;
+  bool in_place_by_bulk;
+  // Counting table. Written by: the store warps, red.release.gpu, one addition per part of a tile. Waited for by: one waiter
+  // per group (wait.h), acquire at gpu scope. Reset by: that waiter, to zero, once the group is complete; so a launch leaves
+  // the table ready for the next one in stream order. Null: no signals.
+  std::uint32_t* counters;
+};
+
+template <class Config>
+struct SharedStorage {
+  using Mainloop = typename Config::Mainloop;
+  using Order = cutlass::OrderedSequenceBarrier<1, Config::kConsumerWarpgroups>;
+
+  alignas(1024) typename Mainloop::TensorStorage operands;
+  StagingBuffer<Config::kStagingSlots> staging[Config::kConsumerWarpgroups];
+  alignas(16) typename Mainloop::PipelineStorage pipeline;
+  alignas(16) typename Order::SharedStorage order;
+  StagingBarriers<Config::kStagingSlots> staging_barriers[Config::kConsumerWarpgroups];
+};
+
+// The walk over the schedule. The next entry is read while the current tile is worked on.
+class ScheduleWalk {
+ public:
+  __device__ ScheduleWalk(const DeviceTables& tables, int first, int step)
+      : tables_(tables), position_(first), step_(step) {
+    fetch();
+    advance();
+  }
+  __device__ bool done() const { return done_; }
+  __device__ const TileWork& work() const { return work_; }
+  __device__ void advance() {
+    work_ = next_;
+    done_ = position_ >= tables_.num_positions;
+    position_ += step_;
+    fetch();
+  }
+
+ private:
+  __device__ void fetch() {
+    if (position_ < tables_.num_positions) {
+      const int4 raw = __ldg(reinterpret_cast<const int4*>(tables_.schedule + position_));
+      next_ = {raw.x, raw.y, raw.z, static_cast<std::uint32_t>(raw.w)};
+    }
+  }
+  const DeviceTables& tables_;
+  int position_;
+  int step_;
+  bool done_ = false;
+  TileWork work_;
+  TileWork next_;
+};
+
+template <class Config>
+struct Kernel {
+  using Params = KernelParams<Config>;
+  using Storage = SharedStorage<Config>;
+  using Mainloop = typename Config::Mainloop;
+  using Pipeline = typename Mainloop::MainloopPipeline;
+  using PipelineState = typename Mainloop::PipelineState;
+  using Element = typename Config::Element;
+  static constexpr int kSlots = Config::kStagingSlots;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
+  enum ProducerWarp { kLoadWarp = 0, kFirstStoreWarp = 2 };
+
+  // Where this thread stands.
+  struct Place {
+    int warpgroup = cutlass::canonical_warp_group_idx();
+    int warp_in_group = cutlass::canonical_warp_idx_sync() % kWarpgroupWarps;
+    int lane = static_cast<int>(threadIdx.x % 32);
+    int block_in_cluster = static_cast<int>(cute::block_rank_in_cluster());
+    int cluster = static_cast<int>(blockIdx.x) / Config::kClusterM;  // the grid is kClusterN high
+    int clusters = static_cast<int>(gridDim.x) / Config::kClusterM;
+    // Blocks of a cluster count along m first, as in CUTLASS.
+    __device__ int block_row() const { return block_in_cluster % Config::kClusterM; }
+    __device__ int block_col() const { return block_in_cluster / Config::kClusterM; }
+  };
+
+  static __device__ Pipeline make_pipeline(const Params& params, Storage& storage, const Place& place) {
+    typename Pipeline::Params pipe;
+    pipe.role = place.warpgroup == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
+    pipe.is_leader = threadIdx.x % Config::kWarpgroupThreads == 0;
+    pipe.num_consumers = Config::kIsPingpong ? Config::kWarpgroupThreads : 2 * Config::kWarpgroupThreads;
+    pipe.num_producers = 1;
+    pipe.transaction_bytes = params.mainloop.tma_transaction_bytes;
+    return Pipeline(storage.pipeline, pipe, typename Config::ClusterShape{});
+  }
+
+  static __device__ void run(const Params& params, Storage& storage) {
+    const Place place;
+    if (threadIdx.x == 0) {
+      Mainloop::prefetch_tma_descriptors(params.mainloop);
+      for (auto& barriers : storage.staging_barriers) barriers.init();
+    }
+    Pipeline pipeline = make_pipeline(params, storage, place);
+    typename Storage::Order order(storage.order, {static_cast<std::uint32_t>(place.warpgroup - 1), Config::kWarpgroupThreads});
+    // Barriers must exist in the whole cluster before anyone arrives at one.
+    if constexpr (Config::kClusterBlocks > 1) {
+      cute::cluster_arrive_relaxed();
+      cute::cluster_wait();
+    } else {
+      __syncthreads();
+    }
+
+    if (place.warpgroup == 0) {
+      cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+      if (place.warp_in_group == kLoadWarp) {
+        load(params, storage, pipeline, place);
+      } else if (place.warp_in_group >= kFirstStoreWarp) {
+        store(params, storage, place, place.warp_in_group - kFirstStoreWarp);
+      }
+    } else {
+      cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+      multiply(params, storage, pipeline, order, place, place.warpgroup - 1);
+    }
+  }
+
+  // First position and stride of a consumer warpgroup and its store warp.
+  static __device__ ScheduleWalk consumer_walk(const Params& params, const Place& place, int consumer) {
+    if constexpr (Config::kIsPingpong) {
+      return ScheduleWalk(params.tables, place.cluster + consumer * place.clusters, 2 * place.clusters);
+    }
+    return ScheduleWalk(params.tables, place.cluster, place.clusters);
+  }
+
+  static __device__ void load(const Params& params, Storage& storage, Pipeline& pipeline, const Place& place) {
+    using namespace cute;
+    Mainloop mainloop;
+    const auto problem = make_shape(params.m, params.n, params.k, 1);
+    const auto inputs = mainloop.load_init(problem, params.mainloop);
+    const int k_tiles = size<3>(get<0>(inputs));
+    PipelineState state = cutlass::make_producer_start_state<Pipeline>();
+    for (ScheduleWalk walk(params.tables, place.cluster, place.clusters); !walk.done(); walk.advance()) {
+      // A gate (a slice of A or B that another rank still sends) would be waited for here, before the tile's first load.
+      const int m_block = walk.work().tile_row * Config::kClusterM + place.block_row();
+      const int n_block = walk.work().tile_col * Config::kClusterN + place.block_col();
+      mainloop.load(params.mainloop, pipeline, state, inputs, make_coord(m_block, n_block, _, 0),
+                    make_coord_iterator(shape<3>(get<0>(inputs))), k_tiles, place.lane,
+                    static_cast<std::uint32_t>(place.block_in_cluster), storage.operands);
+      state.advance(k_tiles);
+    }
+    // A block must not exit while a neighbour may still signal its barriers.
+    mainloop.load_tail(pipeline, state);
+  }
+
+  static __device__ void multiply(const Params& params, Storage& storage, Pipeline& pipeline,
+                                  typename Storage::Order& order, const Place& place, int consumer) {
+    using namespace cute;
+    Mainloop mainloop;
+    typename Config::TiledMma tiled_mma;
+    const int k_tiles = (params.k + Config::kTileK - 1) / Config::kTileK;
+    const int thread = static_cast<int>(threadIdx.x) - Config::kWarpgroupThreads * (Config::kIsPingpong ? 1 + consumer : 1);
+    PipelineState state;
+    StagingState<kSlots> staging;
+    if (Config::kIsPingpong && consumer == 1) state.advance(k_tiles);
+
+    for (ScheduleWalk walk = consumer_walk(params, place, consumer); !walk.done(); walk.advance()) {
+      Tensor accumulators = partition_fragment_C(tiled_mma, take<0, 2>(typename Config::TileShape{}));
+      if constexpr (Config::kIsPingpong) order.wait();
+      mainloop.mma(pipeline, state, accumulators, k_tiles, thread, storage.operands, params.mainloop);
+      if constexpr (Config::kIsPingpong) order.arrive();
+      mainloop.mma_tail(pipeline, state, k_tiles);
+      state.advance(Config::kIsPingpong ? 2 * k_tiles : k_tiles);
+      stage_tile(storage, accumulators, staging, consumer, place);
+    }
+  }
+
+  template <class Accumulators>
+  static __device__ void stage_tile(Storage& storage, const Accumulators& accumulators, StagingState<kSlots>& staging,
+                                    int consumer, const Place& place) {
+    auto& barriers = storage.staging_barriers[consumer];
+    CUTLASS_PRAGMA_UNROLL
+    for (int atom = 0; atom < Config::kAtomsPerWarpgroup; ++atom) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk) {
+        wait_barrier(&barriers.empty[staging.slot], staging.phase ^ 1);
+        stage_chunk<Element>(storage.staging[consumer].chunks[staging.slot], accumulators,
+                             atom * (Config::kTileN / 2) + chunk * 32, place.warp_in_group, place.lane);
+        ptx::fence_proxy_async_shared();
+        __syncwarp();
+        if (place.lane == 0) ptx::mbarrier_arrive_release_cta(&barriers.full[staging.slot]);
+        staging.advance();
+      }
+    }
+  }
+
+  static __device__ StoreParams store_params(const Params& params) {
+    return {.in_place_map = params.in_place_by_bulk ? &params.in_place_map : nullptr,
+            .whole_map = &params.whole_map,
+            .slab_map = &params.slab_map,
+            .packed = params.packed,
+            .output = params.output,
+            .ldd = params.ldd,
+            .m = params.m,
+            .n = params.n,
+            .row_offsets = params.tables.row_offsets,
+            .slab_rows_of = params.tables.slab_rows_of,
+            .slab_rows = params.tables.slab_rows};
+  }
+
+  static __device__ void store(const Params& params, Storage& storage, const Place& place, int consumer) {
+    const StoreParams out = store_params(params);
+    auto& barriers = storage.staging_barriers[consumer];
+    StagingState<kSlots> staging;
+    for (ScheduleWalk walk = consumer_walk(params, place, consumer); !walk.done(); walk.advance()) {
+      const TileWork work = walk.work();
+      const bool is_bulk = is_bulk_store(out, work.store);
+      StagingState<kSlots> oldest = staging;
+      for (int atom = 0; atom < Config::kAtomsPerWarpgroup; ++atom) {
+        const int atom_row = Config::kIsPingpong ? atom * 64 : atom * 128 + consumer * 64;
+        for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk) {
+          const TilePosition at{.row_in_tile = place.block_row() * Config::kTileM + atom_row,
+                                .col_in_tile = place.block_col() * Config::kTileN + chunk * kChunkCols,
+                                .tile_first_row = work.tile_row * Config::kPlanTileM,
+                                .tile_first_col = work.tile_col * Config::kPlanTileN};
+          const std::uint8_t* from = storage.staging[consumer].chunks[staging.slot];
+          wait_barrier(&barriers.full[staging.slot], staging.phase);
+          const bool is_first = atom == 0 && chunk == 0;
+          if (!is_bulk) {
+            copy_chunk_rows(out, from, work.store, at, place.lane);
+            __syncwarp();
+            if (place.lane == 0) ptx::mbarrier_arrive_release_cta(&barriers.empty[staging.slot]);
+          } else if (place.lane == 0) {
+            bulk_store_chunk(out, from, work.store, at);
+            if (!is_first) {
+              ptx::bulk_wait_group_read<1>();
+              release_read_slots(barriers, oldest);
+            }
+          }
+          staging.advance();
+        }
+      }
+      if (place.lane == 0) finish_tile(params, barriers, oldest, work.group, is_bulk);
+      __syncwarp();
+    }
+  }
+
+  // By one thread: the tile's last slot is released, its stores are complete, its group counts it.
+  static __device__ void finish_tile(const Params& params, StagingBarriers<kSlots>& barriers, StagingState<kSlots>& oldest,
+                                     int group, bool is_bulk) {
+    if (is_bulk) {
+      ptx::bulk_wait_group_read<0>();
+      release_read_slots(barriers, oldest);
+      // Not `.read`: the data must have reached global memory before the addition below is seen.
+      ptx::bulk_wait_group<0>();
+    }
+    // The other lanes' stores of the general path happen before this through __syncwarp, and the release is cumulative.
+    if (params.counters != nullptr && group >= 0) ptx::red_release_gpu_add(params.counters + group, 1);
+  }
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1) signal_gemm_sm90(const __grid_constant__ KernelParams<Config> params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ std::uint8_t raw[];
+  // Dynamic shared memory is aligned to 16 bytes only by promise; the swizzle atoms need 1024.
+  const std::uint32_t misalignment = ptx::shared_address(raw) & 1023U;
+  auto& storage = *reinterpret_cast<SharedStorage<Config>*>(raw + (misalignment == 0 ? 0 : 1024U - misalignment));
+  Kernel<Config>::run(params, storage);
+#endif
+}
+
+}  // namespace flashoverlap::cuda::sm90
