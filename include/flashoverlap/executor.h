@@ -37,6 +37,7 @@ struct Operands {
   void* out = nullptr;  ///< [output rows, n]; must not overlap a or b.
   std::int64_t ldo = 0;
   Epilogue epilogue;
+  void* stream = nullptr;  ///< GPU executors: the cudaStream_t that the call is put into. CPU executors ignore it.
 };
 
 /// What of a plan is carried out. All but kRun exist to measure the parts on their own; they leave the output undefined.
