@@ -2,8 +2,9 @@
 
 #include <cstdarg>
 #include <cstdio>
-#include <stdexcept>
 #include <string>
+
+#include "flashoverlap/error.h"
 
 namespace flashoverlap::cuda {
 
@@ -11,8 +12,9 @@ void check(cudaError_t status, const char* call, const char* file, int line) {
   if (status == cudaSuccess) return;
   // A launch error stays until it is read; the next call must not report it again.
   (void)cudaGetLastError();
-  throw std::runtime_error(std::string(call) + " at " + file + ":" + std::to_string(line) + ": " + cudaGetErrorName(status) + ": " +
-                           cudaGetErrorString(status));
+  const ErrorKind kind = status == cudaErrorMemoryAllocation ? ErrorKind::kOutOfMemory : ErrorKind::kDevice;
+  throw Error(kind, std::string(call) + " at " + file + ":" + std::to_string(line) + ": " + cudaGetErrorName(status) + ": " +
+                        cudaGetErrorString(status));
 }
 
 void throw_bad_argument(const char* format, ...) {
@@ -21,7 +23,7 @@ void throw_bad_argument(const char* format, ...) {
   va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  throw std::invalid_argument(text);
+  throw Error(ErrorKind::kBadArgument, text);
 }
 
 }  // namespace flashoverlap::cuda
