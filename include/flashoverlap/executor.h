@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 
@@ -48,6 +49,13 @@ enum class Mode {
   kCommunicationOnly,  ///< The transfers alone, on whatever the buffers hold.
 };
 
+/// Called at points of a run, by several threads at a time: to sleep there (to study stragglers) or to throw (to study
+/// failures: the run then fails on every rank, as if the work itself had failed). Empty: not called.
+struct ExecutorHooks {
+  std::function<void(std::int64_t tile)> before_tile;          ///< Before a compute unit starts the tile.
+  std::function<void(std::int64_t transfer)> before_transfer;  ///< Before a stream starts the transfer, after its trigger.
+};
+
 /// A verified plan with what an executor derived from it (index tables, device copies, buffers).
 class PreparedPlan {
  public:
@@ -70,6 +78,9 @@ class Executor {
   /// rank or another one fails, aborts the communicator and throws.
   /// `timeline`, when not null, gets this rank's spans appended, in microseconds of std::chrono::steady_clock.
   virtual void execute(PreparedPlan& prepared, const Operands& operands, Mode mode, Timeline* timeline) = 0;
+
+  /// Bytes of workspace held now: what was needed by the most demanding plan prepared or run so far.
+  [[nodiscard]] virtual std::int64_t workspace_bytes() const = 0;
 };
 
 }  // namespace flashoverlap

@@ -17,11 +17,13 @@
 namespace flashoverlap {
 
 /// What operators of one rank share: the communicator, the executor with its threads and streams, and the workspace. Not
-/// thread-safe: one thread at a time. Operators of any number of shapes may be used in turn.
+/// thread-safe: one thread at a time. Operators of any number of shapes may be used in turn. After a call has failed on any
+/// rank the communicator is aborted and the context with it: every further call throws; make a new communicator to go on.
 struct ContextOptions {
   int num_threads = 0;  ///< Compute threads of this rank, >= 1; 0: cores of this machine / ranks here, at least 1.
   std::int64_t workspace_limit_bytes = 0;  ///< Error(kOutOfMemory) on all ranks when a call needs more; 0: no limit.
   bool poison_workspace = false;           ///< Fill workspaces with NaN before each call (tests).
+  ExecutorHooks hooks;                     ///< Delays and failures on purpose (studies, tests).
 };
 
 class Context {
@@ -34,6 +36,9 @@ class Context {
   [[nodiscard]] Communicator& communicator() const;
   [[nodiscard]] Executor& executor() const;
   [[nodiscard]] int num_threads() const;
+  /// Bytes of workspace that this rank holds: the packed output (all-to-all: and the received one) of the most demanding
+  /// operator so far, and a few tiles for each thread.
+  [[nodiscard]] std::int64_t workspace_bytes() const;
 
  private:
   struct State;
