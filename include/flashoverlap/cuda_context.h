@@ -1,0 +1,99 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "flashoverlap/communicator.h"
+#include "flashoverlap/executor.h"
+#include "flashoverlap/in_process.h"
+
+/// GPUs: communicators on device memory and the executor that carries plans out there. Only in builds with
+/// CUDA.
+namespace flashoverlap {
+
+namespace cuda {
+class SmPartition;
+}
+
+/// Devices that this process can use; 0 without a driver or a GPU. Never throws.
+[[nodiscard]] int cuda_device_count() noexcept;
+
+struct NcclOptions {
+  int device = 0;
+  int max_ctas = 0;  ///< SMs that one of this communicator's calls may take at once; 0: NCCL's own choice.
+  std::chrono::milliseconds timeout{60'000};
+};
+
+/// An NCCL communicator of the ranks of `control`, a communicator on the host (in-process for threads, MPI
+/// for processes), which carries the rendezvous and every `exchange`. Collective and blocking. Ranks may
+/// share a GPU with NCCL >= 2.30.7; the sum of their max_ctas must then fit the SMs that their communication
+/// streams may use, because an NCCL block needs an SM to itself and all of a call's blocks wait for each
+/// other. libnccl.so.2 is loaded at run time (FLASHOVERLAP_NCCL_LIBRARY overrides its path).
+/// Error(kUnsupported) on every rank when any has no NCCL or no device.
+std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Communicator> control,
+                                                     const NcclOptions& options);
+
+struct LocalGpuOptions {
+  LinkModel link;    ///< As for the in-process communicator; 0: as fast as the copies go.
+  int max_ctas = 8;  ///< Blocks of one rank's copy and reduction kernels.
+  std::chrono::milliseconds timeout{60'000};
+};
+
+/// Communicators for ranks that are threads of this process, rank r on devices[r] (which may repeat;
+/// different devices need peer access). Kernels read the peers' memory directly; sums are taken in rank order
+/// in float32, so results are bitwise repeatable. A call waits on the host until every rank has made it, so
+/// it cannot be captured in a CUDA graph.
+std::vector<std::shared_ptr<Communicator>> make_local_gpu_communicators(const std::vector<int>& devices,
+                                                                        const LocalGpuOptions& options = {});
+
+/// How the SMs of a GPU are shared between the GEMM and the communication.
+enum class SmSplit {
+  kGrid,   ///< The GEMM's grid leaves `communication_sms` free; the hardware puts blocks where it likes.
+  kGreen,  ///< Green contexts: exact and disjoint, in multiples of 8.
+};
+
+/// How the communication stream waits for a wave group.
+enum class GroupWait {
+  kKernel,  ///< A one-thread kernel: 2.3 us to the next kernel's start on an H200, takes a slot on an SM.
+  kStreamMemory,  ///< cuStreamWaitValue32: 9.2 us there, takes none.
+};
+
+/// The SMs of one rank: one entry of `make_rehearsal`, or null for a rank that has its GPU to itself.
+struct GpuPartition {
+  std::shared_ptr<cuda::SmPartition> compute;
+  std::shared_ptr<cuda::SmPartition> communication;  ///< May be shared by several ranks.
+};
+
+struct CudaOptions {
+  int device = 0;
+  int communication_sms =
+      16;  ///< Left to communication by every plan's GEMM; 0: overlap by time slices only.
+  SmSplit split = SmSplit::kGrid;
+  GroupWait wait = GroupWait::kKernel;
+  GpuPartition partition;                  ///< Set: `communication_sms` and `split` are ignored.
+  std::int64_t workspace_limit_bytes = 0;  ///< Error(kOutOfMemory) when a plan needs more; 0: no limit.
+  bool poison_workspace = false;           ///< Fill workspaces with NaN before each call (tests).
+  bool measure_serial = true;  ///< Serial plans: take cuBLAS's best algorithm by measurement, not its first.
+};
+
+/// One GPU stands for several: `world_size` ranks with `compute_sms` each, and one partition of
+/// `communication_sms` that they share; multiples of 8. Error(kBadArgument) when the device has not as many
+/// SMs in groups of 8.
+[[nodiscard]] std::vector<GpuPartition> make_rehearsal(int device, int world_size, int compute_sms,
+                                                       int communication_sms);
+
+/// A stream for a rank's calls that stays on the rank's SMs. Without a partition an ordinary non-blocking
+/// stream.
+[[nodiscard]] std::unique_ptr<Stream> make_cuda_stream(const CudaOptions& options);
+/// The cudaStream_t of a stream made here, for Operands::stream.
+[[nodiscard]] void* native_handle(Stream& stream);
+
+/// The executor for GPUs. `execute` puts everything into Operands::stream and returns; it can be captured in
+/// a CUDA graph with an NCCL communicator (capture with cudaStreamCaptureModeThreadLocal). A plan of one
+/// group that covers the whole output is carried out as the serial baseline: cuBLAS, one collective, one
+/// epilogue kernel. Element types bf16 and f16.
+[[nodiscard]] std::unique_ptr<Executor> make_cuda_executor(std::shared_ptr<Communicator> communicator,
+                                                           const CudaOptions& options);
+
+}  // namespace flashoverlap

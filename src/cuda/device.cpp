@@ -1,0 +1,159 @@
+#include "device.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "check.h"
+#include "core/fail.h"
+
+namespace flashoverlap::cuda {
+namespace {
+
+// Freed memory stays in the pool: giving it back to the driver waits for the device.
+void keep_pool_memory(int device) {
+  cudaMemPool_t pool = nullptr;
+  FLASHOVERLAP_CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, device));
+  std::uint64_t threshold = UINT64_MAX;
+  FLASHOVERLAP_CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold));
+  for (int peer = 0; peer < device_count(); ++peer) {
+    int reachable = 0;
+    if (peer == device) continue;
+    FLASHOVERLAP_CUDA_CHECK(cudaDeviceCanAccessPeer(&reachable, peer, device));
+    if (reachable == 0) continue;
+    cudaMemAccessDesc access{};
+    access.location = {cudaMemLocationTypeDevice, {peer}};
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    FLASHOVERLAP_CUDA_CHECK(cudaMemPoolSetAccess(pool, &access, 1));
+  }
+}
+
+}  // namespace
+
+DeviceScope::DeviceScope(int device) {
+  FLASHOVERLAP_CUDA_CHECK(cudaGetDevice(&previous_));
+  FLASHOVERLAP_CUDA_CHECK(cudaSetDevice(device));
+}
+
+DeviceScope::~DeviceScope() {
+  (void)cudaSetDevice(previous_);
+}
+
+int device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
+  return count;
+}
+
+void require_device(int device) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || count == 0) {
+    (void)cudaGetLastError();
+    core::fail(ErrorKind::kUnsupported, "no CUDA device: {}",
+               status == cudaSuccess ? "the driver finds none" : cudaGetErrorString(status));
+  }
+  if (device < 0 || device >= count) {
+    core::fail(ErrorKind::kBadArgument, "device {} asked for, this machine has devices 0 to {}", device,
+               count - 1);
+  }
+}
+
+cudaStream_t memory_stream(int device) {
+  static std::mutex mutex;
+  static std::map<int, cudaStream_t> streams;
+  const std::scoped_lock lock(mutex);
+  if (const auto found = streams.find(device); found != streams.end()) return found->second;
+  const DeviceScope scope(device);
+  keep_pool_memory(device);
+  cudaStream_t stream = nullptr;
+  FLASHOVERLAP_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  streams.emplace(device, stream);
+  return stream;
+}
+
+DeviceBuffer::DeviceBuffer(int device, std::int64_t bytes, std::string_view purpose)
+    : bytes_(bytes), device_(device) {
+  if (bytes == 0) return;
+  const DeviceScope scope(device);
+  const cudaStream_t stream = memory_stream(device);
+  const cudaError_t status = cudaMallocAsync(&data_, static_cast<std::size_t>(bytes), stream);
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    std::size_t available = 0;
+    std::size_t total = 0;
+    (void)cudaMemGetInfo(&available, &total);
+    core::fail(ErrorKind::kOutOfMemory, "{} needs {} bytes on device {}; {} of {} bytes are free", purpose,
+               bytes, device, available, total);
+  }
+  FLASHOVERLAP_CUDA_CHECK(status);
+  FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (data_ == nullptr) return;
+  (void)cudaFreeAsync(data_, memory_stream(device_));
+}
+
+DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      device_(other.device_) {}
+
+DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(device_, other.device_);
+  std::swap(device_, other.device_);
+  return *this;
+}
+
+void upload(int device, void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  const DeviceScope scope(device);
+  const cudaStream_t stream = memory_stream(device);
+  FLASHOVERLAP_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
+  FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+Event::Event(bool with_timing) {
+  FLASHOVERLAP_CUDA_CHECK(
+      cudaEventCreateWithFlags(&event_, with_timing ? cudaEventDefault : cudaEventDisableTiming));
+}
+
+Event::~Event() {
+  if (event_ != nullptr) (void)cudaEventDestroy(event_);
+}
+
+Event::Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+
+Event& Event::operator=(Event&& other) noexcept {
+  std::swap(event_, other.event_);
+  return *this;
+}
+
+void Event::record(cudaStream_t stream) const {
+  FLASHOVERLAP_CUDA_CHECK(cudaEventRecord(event_, stream));
+}
+
+void Event::wait_on(cudaStream_t stream) const {
+  FLASHOVERLAP_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0));
+}
+
+bool Event::has_come() const {
+  const cudaError_t status = cudaEventQuery(event_);
+  if (status == cudaErrorNotReady) return false;
+  FLASHOVERLAP_CUDA_CHECK(status);
+  return true;
+}
+
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status{};
+  FLASHOVERLAP_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace flashoverlap::cuda

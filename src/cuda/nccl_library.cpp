@@ -1,0 +1,73 @@
+#include "nccl_library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "core/fail.h"
+
+namespace flashoverlap::cuda {
+namespace {
+
+constexpr int kOldestVersion = 21'800;
+
+template <class Function>
+void find(void* library, const std::string& path, Function& function, const char* name) {
+  void* const symbol = dlsym(library, name);
+  if (symbol == nullptr)
+    core::fail(ErrorKind::kUnsupported, "{} has no {}; NCCL 2.18 or later has it", path, name);
+  function = reinterpret_cast<Function>(symbol);
+}
+
+NcclLibrary load() {
+  constexpr int kKeepExisting = 0;
+  (void)setenv("NCCL_RUNTIME_CONNECT", "0", kKeepExisting);
+  (void)setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", kKeepExisting);
+
+  NcclLibrary found;
+  const char* const chosen = std::getenv("FLASHOVERLAP_NCCL_LIBRARY");
+  found.path = chosen != nullptr && *chosen != '\0' ? chosen : "libnccl.so.2";
+  void* const library = dlopen(found.path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* const why = dlerror();
+    core::fail(ErrorKind::kUnsupported,
+               "NCCL cannot be loaded: {} (set FLASHOVERLAP_NCCL_LIBRARY or LD_LIBRARY_PATH)",
+               why == nullptr ? "unknown reason" : why);
+  }
+  find(library, found.path, found.get_version, "ncclGetVersion");
+  found.get_version(&found.version);
+  if (found.version < kOldestVersion) {
+    core::fail(ErrorKind::kUnsupported, "{} is NCCL {}; {} or later is needed", found.path,
+               nccl_version_text(found.version), nccl_version_text(kOldestVersion));
+  }
+  find(library, found.path, found.error_string, "ncclGetErrorString");
+  find(library, found.path, found.last_error, "ncclGetLastError");
+  find(library, found.path, found.get_unique_id, "ncclGetUniqueId");
+  find(library, found.path, found.comm_init_rank_config, "ncclCommInitRankConfig");
+  find(library, found.path, found.comm_destroy, "ncclCommDestroy");
+  find(library, found.path, found.comm_abort, "ncclCommAbort");
+  find(library, found.path, found.comm_get_async_error, "ncclCommGetAsyncError");
+  find(library, found.path, found.group_start, "ncclGroupStart");
+  find(library, found.path, found.group_end, "ncclGroupEnd");
+  find(library, found.path, found.all_reduce, "ncclAllReduce");
+  find(library, found.path, found.reduce_scatter, "ncclReduceScatter");
+  find(library, found.path, found.reduce, "ncclReduce");
+  find(library, found.path, found.all_gather, "ncclAllGather");
+  find(library, found.path, found.broadcast, "ncclBroadcast");
+  find(library, found.path, found.send, "ncclSend");
+  find(library, found.path, found.receive, "ncclRecv");
+  return found;
+}
+
+}  // namespace
+
+const NcclLibrary& nccl() {
+  static const NcclLibrary library = load();
+  return library;
+}
+
+std::string nccl_version_text(int version) {
+  return fmt::format("{}.{}.{}", version / 10'000, version % 10'000 / 100, version % 100);
+}
+
+}  // namespace flashoverlap::cuda
