@@ -16,15 +16,16 @@ struct CpuExecutorOptions {
   ExecutorHooks hooks;
 };
 
-/// Carries out plans on threads: a pool for the tiles, and for each channel of the plan one stream of `communicator` that
-/// waits for wave groups and starts their transfers. May have more threads than there are cores: waiting never spins.
+/// Carries out plans on threads: a pool for the tiles, and for each channel of the plan one stream of
+/// `communicator` that waits for wave groups and starts their transfers. May have more threads than there are
+/// cores: waiting never spins.
 ///
-/// The tile product is OpenBLAS's, one call per tile on the thread that computes it. While a run is in progress anywhere in
-/// the process, OpenBLAS's own thread count is set to 1, and put back afterwards: other users of the same OpenBLAS in the
-/// process then compute on one thread.
+/// The tile product is OpenBLAS's, one call per tile on the thread that computes it. While a run is in
+/// progress anywhere in the process, OpenBLAS's own thread count is set to 1, and put back afterwards: other
+/// users of the same OpenBLAS in the process then compute on one thread.
 ///
-/// Throws Error(kBadArgument) for num_threads < 1 or a null communicator, Error(kUnsupported) when the communicator's
-/// streams are not HostStreams.
+/// Throws Error(kBadArgument) for num_threads < 1 or a null communicator, Error(kUnsupported) when the
+/// communicator's streams are not HostStreams.
 [[nodiscard]] std::unique_ptr<Executor> make_cpu_executor(std::shared_ptr<Communicator> communicator,
                                                           const CpuExecutorOptions& options = {});
 

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cpu/workspace.h"
+#include "flashoverlap/executor.h"
+
+namespace flashoverlap::cpu {
+
+/// A verified plan with the tables that a run looks things up in: O(tiles).
+class CpuPreparedPlan final : public PreparedPlan {
+ public:
+  /// Throws Error(kBadArgument) with verify's reason, or Error(kUnsupported).
+  explicit CpuPreparedPlan(OverlapPlan plan);
+
+  [[nodiscard]] const OverlapPlan& plan() const override { return plan_; }
+  /// "gemm-all-reduce m=… n=… k=… f32": what error messages and communication calls say.
+  [[nodiscard]] const std::string& label() const { return label_; }
+
+  [[nodiscard]] std::int64_t group_at(std::int64_t position) const {
+    return group_at_[static_cast<std::size_t>(position)];
+  }
+  [[nodiscard]] std::span<const Gate> gates_of(std::int64_t tile) const;
+  /// Numbers of the plan's channels, each once.
+  [[nodiscard]] std::int32_t num_channels() const { return num_channels_; }
+  /// True when a transfer moves the caller's output itself, which must be dense then.
+  [[nodiscard]] bool moves_output() const { return moves_output_; }
+  [[nodiscard]] bool moves_inputs() const { return moves_inputs_; }
+  [[nodiscard]] std::int64_t num_weights() const { return num_weights_; }
+  [[nodiscard]] std::int64_t max_tile_rows() const { return max_tile_rows_; }
+  [[nodiscard]] std::int64_t max_tile_cols() const { return max_tile_cols_; }
+  [[nodiscard]] Workspace::Need workspace_need() const;
+
+ private:
+  void index_tiles();
+  void index_transfers();
+
+  OverlapPlan plan_;
+  std::string label_;
+  std::vector<std::int32_t> group_at_;
+  std::vector<std::int64_t> first_gate_;  // size tiles + 1
+  std::int32_t num_channels_ = 0;
+  bool moves_output_ = false;
+  bool moves_inputs_ = false;
+  std::int64_t num_weights_ = 1;
+  std::int64_t max_tile_rows_ = 0;
+  std::int64_t max_tile_cols_ = 0;
+};
+
+}  // namespace flashoverlap::cpu

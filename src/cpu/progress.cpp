@@ -1,0 +1,60 @@
+#include "cpu/progress.h"
+
+#include <utility>
+
+namespace flashoverlap::cpu {
+
+Progress::Progress(const OverlapPlan& plan) : counters_(plan.groups.size()), arrived_(plan.slices.size()) {
+  for (std::size_t group = 0; group < plan.groups.size(); ++group) {
+    counters_[group].expected = plan.groups[group].num_tiles;
+  }
+}
+
+template <typename Ready>
+void Progress::wait(const Ready& ready) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return failed() || ready(); });
+  if (failed()) throw RunStopped{};
+}
+
+void Progress::count_tile(std::int64_t group) {
+  Counter& counter = counters_[static_cast<std::size_t>(group)];
+  // Acquire as well: whoever is last passes on, with the lock below, what all others have written.
+  if (counter.done.fetch_add(1, std::memory_order_acq_rel) + 1 < counter.expected) return;
+  // A waiter that saw the old count holds the lock until it sleeps, so it cannot miss this.
+  { const std::scoped_lock lock(mutex_); }
+  changed_.notify_all();
+}
+
+void Progress::wait_for_group(std::int64_t group) {
+  const Counter& counter = counters_[static_cast<std::size_t>(group)];
+  wait([&] { return counter.done.load(std::memory_order_acquire) >= counter.expected; });
+}
+
+void Progress::mark_slice(std::int64_t slice) {
+  arrived_[static_cast<std::size_t>(slice)].store(true, std::memory_order_release);
+  { const std::scoped_lock lock(mutex_); }
+  changed_.notify_all();
+}
+
+void Progress::wait_for_slice(std::int64_t slice) {
+  const std::atomic<bool>& arrived = arrived_[static_cast<std::size_t>(slice)];
+  if (arrived.load(std::memory_order_acquire)) return;
+  wait([&] { return arrived.load(std::memory_order_acquire); });
+}
+
+void Progress::fail(std::exception_ptr error) noexcept {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (error_ == nullptr) error_ = std::move(error);
+    failed_.store(true, std::memory_order_relaxed);
+  }
+  changed_.notify_all();
+}
+
+std::exception_ptr Progress::error() const {
+  const std::scoped_lock lock(mutex_);
+  return error_;
+}
+
+}  // namespace flashoverlap::cpu

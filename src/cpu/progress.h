@@ -1,0 +1,61 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <vector>
+
+#include "flashoverlap/plan.h"
+
+namespace flashoverlap::cpu {
+
+/// Thrown by waits of a run that has failed elsewhere on this rank, to unwind. Never leaves the executor.
+struct RunStopped {};
+
+/// What compute threads and streams of one run tell each other: the counting table, arrived slices, failure.
+/// One object per run, so that nothing of a run can reach the next.
+class Progress {
+ public:
+  explicit Progress(const OverlapPlan& plan);
+
+  /// By a compute thread, after it has written all of a tile of the group. The last tile wakes who waits for
+  /// the group.
+  void count_tile(std::int64_t group);
+  /// By a stream: returns once the group is complete and its writes are visible. Throws RunStopped after a
+  /// failure.
+  void wait_for_group(std::int64_t group);
+
+  /// By a stream, once the slice's data is in place.
+  void mark_slice(std::int64_t slice);
+  /// By a compute thread or stream. Throws RunStopped after a failure.
+  void wait_for_slice(std::int64_t slice);
+
+  /// Ends the run on this rank: waiters unwind, no further tile starts. The first error stays; null: the
+  /// error will come out of a stream.
+  void fail(std::exception_ptr error) noexcept;
+  [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::exception_ptr error() const;
+
+ private:
+  // Own cache lines: threads finish tiles of two groups at the same time at every boundary of groups.
+  struct alignas(64) Counter {
+    // Compute threads add 1 (release) per tile; the group's stream waits for `expected` (acquire). Never
+    // reset.
+    std::atomic<std::int64_t> done{0};
+    std::int64_t expected = 0;
+  };
+
+  template <typename Ready>
+  void wait(const Ready& ready);
+
+  std::vector<Counter> counters_;
+  std::vector<std::atomic<bool>> arrived_;  // streams set (release), compute threads read (acquire)
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+}  // namespace flashoverlap::cpu

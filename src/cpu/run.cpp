@@ -1,0 +1,168 @@
+#include "cpu/run.h"
+
+#include <exception>
+#include <string>
+
+#include "core/fail.h"
+#include "core/half.h"
+#include "cpu/blas.h"
+#include "cpu/epilogue.h"
+#include "cpu/restore_pass.h"
+#include "cpu/run_error.h"
+
+namespace flashoverlap::cpu {
+
+Run::Run(const Parts& parts, ThreadPool& pool, std::span<HostStream* const> streams, Timeline* timeline)
+    : parts_(parts),
+      plan_(parts.prepared.plan()),
+      pool_(pool),
+      streams_(streams.first(static_cast<std::size_t>(parts.prepared.num_channels()))),
+      timeline_(timeline),
+      progress_(std::make_shared<Progress>(plan_)) {
+  const bool recorded = timeline != nullptr;
+  for (int thread = 0; thread < pool.num_threads(); ++thread) {
+    compute_logs_.emplace_back(recorded, plan_.rank, fmt::format("compute {}", thread));
+  }
+  for (std::size_t channel = 0; channel < streams_.size(); ++channel) {
+    stream_logs_.emplace_back(recorded, plan_.rank, fmt::format("stream {}", channel));
+  }
+}
+
+void Run::execute() {
+  const RowEpilogue epilogue(parts_.operands.epilogue, plan_.dtype, plan_.output_cols);
+  RestorePass pass(plan_, epilogue, restore_buffers());
+  transfer_and_compute();
+  if (parts_.mode == Mode::kRun && pass.needed()) restore(pass);
+  if (timeline_ == nullptr) return;
+  for (const SpanLog& log : compute_logs_) log.append_to(*timeline_);
+  for (const SpanLog& log : stream_logs_) log.append_to(*timeline_);
+}
+
+void Run::transfer_and_compute() {
+  TransferQueue queue(
+      {parts_.prepared, parts_.communicator, parts_.hooks, buffers(), parts_.mode == Mode::kRun}, progress_,
+      stream_logs_);
+  try {
+    if (has_transfers()) queue.enqueue_all(streams_);
+    if (parts_.mode != Mode::kCommunicationOnly && !plan_.schedule.empty()) {
+      const SingleThreadedBlas single_threaded;
+      pool_.run([this](int thread) { compute(thread); });
+    }
+  } catch (...) {
+    // Tasks in the streams use this frame: stop them before it goes away.
+    fail_run(*progress_, parts_.communicator, std::current_exception(),
+             fmt::format("rank {}, {}", plan_.rank, parts_.prepared.label()));
+  }
+  synchronize_streams();
+  if (const std::exception_ptr error = progress_->error(); error != nullptr) std::rethrow_exception(error);
+}
+
+void Run::synchronize_streams() {
+  for (HostStream* stream : streams_) {
+    try {
+      stream->synchronize();
+    } catch (const RunStopped&) {  // unwound: the cause is elsewhere
+    } catch (...) {
+      progress_->fail(std::current_exception());
+    }
+  }
+}
+
+void Run::compute(int thread) {
+  TileUnit unit(parts_.prepared, scratch_of(thread));
+  SpanLog& log = compute_logs_[static_cast<std::size_t>(thread)];
+  const auto positions = static_cast<std::int64_t>(plan_.schedule.size());
+  while (!progress_->failed()) {
+    const std::int64_t position = next_position_.fetch_add(1, std::memory_order_relaxed);
+    if (position >= positions) return;
+    const std::int64_t tile = plan_.schedule[static_cast<std::size_t>(position)];
+    try {
+      const double begin_us = log.now_us();
+      compute_tile(tile, unit);
+      log.add(SpanKind::kCompute, "tile ", tile, begin_us);
+    } catch (const RunStopped&) {
+      return;
+    } catch (...) {
+      const std::string where = fmt::format("rank {}, tile {} of wave group {} of {}", plan_.rank, tile,
+                                            parts_.prepared.group_at(position), parts_.prepared.label());
+      return fail_run(*progress_, parts_.communicator, std::current_exception(), where);
+    }
+    if (parts_.mode != Mode::kPlainGemm) progress_->count_tile(parts_.prepared.group_at(position));
+  }
+}
+
+void Run::compute_tile(std::int64_t tile, TileUnit& unit) {
+  if (parts_.hooks.before_tile) parts_.hooks.before_tile(tile);
+  bool adds = false;
+  if (has_gates()) {
+    for (const Gate& gate : parts_.prepared.gates_of(tile)) {
+      // The library computes a tile in one call, so it waits here whatever part of the main loop the slice is
+      // for.
+      if (gate.point == GatePoint::kStart) progress_->wait_for_slice(gate.slice);
+      adds |= gate.point == GatePoint::kFinish;
+    }
+  }
+  const TileInputs inputs{static_cast<const std::byte*>(parts_.operands.a), parts_.operands.lda,
+                          static_cast<const std::byte*>(parts_.operands.b), parts_.operands.ldb};
+  TileTarget target{{}, parts_.workspace.packed(), product(), product_ld()};
+  if (parts_.mode != Mode::kPlainGemm) target.segments = plan_.placement.of_tile(tile);
+  unit.run(plan_.grid.tile(tile), inputs, target, adds,
+           [&](float* accumulator) { add_received(tile, accumulator); });
+}
+
+void Run::add_received(std::int64_t tile, float* accumulator) {
+  for (const Gate& gate : parts_.prepared.gates_of(tile)) {
+    if (gate.point != GatePoint::kFinish) continue;
+    progress_->wait_for_slice(gate.slice);
+    const std::byte* received = parts_.workspace.received() + gate.offset * size_of(plan_.dtype);
+    core::add_to_float(received, plan_.dtype, accumulator, plan_.grid.tile(tile).size());
+  }
+}
+
+void Run::restore(RestorePass& pass) {
+  pool_.run([&](int thread) {
+    SpanLog& log = compute_logs_[static_cast<std::size_t>(thread)];
+    const double begin_us = log.now_us();
+    pass.work(TileUnit(parts_.prepared, scratch_of(thread)).row_scratch());
+    log.add(SpanKind::kEpilogue, "restore ", thread, begin_us);
+  });
+}
+
+bool Run::has_transfers() const {
+  return parts_.mode == Mode::kRun || parts_.mode == Mode::kCommunicationOnly;
+}
+
+std::byte* Run::product() const {
+  return parts_.staged ? parts_.workspace.staged() : static_cast<std::byte*>(parts_.operands.out);
+}
+
+std::int64_t Run::product_ld() const {
+  if (!parts_.staged) return parts_.operands.ldo;
+  return parts_.mode == Mode::kPlainGemm ? plan_.grid.cols() : plan_.output_cols;
+}
+
+BufferTable Run::buffers() const {
+  BufferTable table{};
+  const auto at = [&](BufferKind kind) -> std::byte*& { return table[static_cast<std::size_t>(kind)]; };
+  // Slices that other ranks hold land in A or B; plans without such transfers only read them.
+  at(BufferKind::kInput) = static_cast<std::byte*>(const_cast<void*>(parts_.operands.a));
+  at(BufferKind::kWeight) = static_cast<std::byte*>(const_cast<void*>(parts_.operands.b));
+  at(BufferKind::kPacked) = parts_.workspace.packed();
+  at(BufferKind::kReceived) = parts_.workspace.received();
+  at(BufferKind::kOutput) = product();
+  return table;
+}
+
+std::byte* Run::scratch_of(int thread) const {
+  return parts_.workspace.scratch() + thread * TileUnit::scratch_bytes(parts_.prepared);
+}
+
+RestorePass::Buffers Run::restore_buffers() const {
+  auto* out = static_cast<std::byte*>(parts_.operands.out);
+  if (!plan_.restore.bands.empty()) {
+    return {buffers()[static_cast<std::size_t>(plan_.restore.source)], 0, out, parts_.operands.ldo};
+  }
+  return {product(), product_ld(), out, parts_.operands.ldo};
+}
+
+}  // namespace flashoverlap::cpu

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cpu/prepared_plan.h"
+#include "cpu/progress.h"
+#include "cpu/restore_pass.h"
+#include "cpu/span_log.h"
+#include "cpu/thread_pool.h"
+#include "cpu/tile_unit.h"
+#include "cpu/transfer_queue.h"
+#include "cpu/workspace.h"
+#include "flashoverlap/executor.h"
+
+namespace flashoverlap::cpu {
+
+/// One run of a plan: tiles on the pool and transfers on the streams at the same time, then the restore pass.
+class Run {
+ public:
+  struct Parts {
+    const CpuPreparedPlan& prepared;
+    const Operands& operands;
+    Mode mode;
+    Communicator& communicator;
+    const ExecutorHooks& hooks;
+    const Workspace& workspace;
+    bool staged;  ///< The output is put together in the workspace's staged buffer, dense.
+  };
+
+  Run(const Parts& parts, ThreadPool& pool, std::span<HostStream* const> streams, Timeline* timeline);
+
+  /// Throws the first error of this rank, after everything that was started has ended.
+  void execute();
+
+ private:
+  void compute(int thread);
+  void compute_tile(std::int64_t tile, TileUnit& unit);
+  void add_received(std::int64_t tile, float* accumulator);
+  void transfer_and_compute();
+  void synchronize_streams();
+  void restore(RestorePass& pass);
+
+  [[nodiscard]] bool has_transfers() const;
+  [[nodiscard]] bool has_gates() const { return parts_.mode == Mode::kRun; }
+  [[nodiscard]] std::byte* product() const;
+  [[nodiscard]] std::int64_t product_ld() const;
+  [[nodiscard]] BufferTable buffers() const;
+  [[nodiscard]] std::byte* scratch_of(int thread) const;
+  [[nodiscard]] RestorePass::Buffers restore_buffers() const;
+
+  Parts parts_;
+  const OverlapPlan& plan_;
+  ThreadPool& pool_;
+  std::span<HostStream* const> streams_;
+  Timeline* timeline_;
+  std::shared_ptr<Progress> progress_;
+  std::vector<SpanLog> compute_logs_;  // by thread
+  std::vector<SpanLog> stream_logs_;   // by channel
+  // Compute threads take schedule positions in order; nobody else touches it.
+  std::atomic<std::int64_t> next_position_{0};
+};
+
+}  // namespace flashoverlap::cpu
