@@ -1,0 +1,121 @@
+#pragma once
+
+#include <chrono>
+#include <compare>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/call.h"
+#include "comm/link.h"
+#include "comm/meeting.h"
+#include "flashoverlap/in_process.h"
+
+namespace flashoverlap::comm {
+
+/// The ranks of one communicator, in the order that gives them their ranks there. Shared by these ranks;
+/// everything but the two constants is guarded by the world's mutex.
+struct Group {
+  Group(std::int64_t group_id, std::vector<int> world_ranks);
+
+  const std::int64_t id;
+  const std::vector<int> members;  ///< World ranks.
+
+  /// Calls issued so far, which number the next one: per rank, and per (source, destination) of this group.
+  std::vector<std::uint64_t> collectives;
+  std::map<std::pair<int, int>, std::uint64_t> sends;
+  std::map<std::pair<int, int>, std::uint64_t> receives;
+  /// Per (rank, sorted list of the subgroup's ranks).
+  std::map<std::pair<int, std::vector<int>>, std::uint64_t> subgroups;
+};
+
+/// A call between being issued and being done.
+struct Issued {
+  std::shared_ptr<Group> group;
+  MeetingKey key;
+  std::vector<int> participants;  ///< Group ranks, by slot.
+  std::size_t slot = 0;
+  std::shared_ptr<const Call> call;
+};
+
+/// What the ranks of one process share: where their calls meet, and who failed. A world and all its subgroups
+/// share one fate, since a rank that is dead is dead for every group.
+///
+/// All waiting is on condition variables. One mutex guards everything; it is never held while data is moved.
+class World {
+ public:
+  World(int size, const LinkModel& link);
+
+  /// Takes a number for the call and notes it as `rank`'s last. `ranks`: the participants of a send (source,
+  /// destination), a receive (likewise) or a subgroup (sorted) as group ranks; unused for collectives. Throws
+  /// when the world has failed.
+  Issued issue(const std::shared_ptr<Group>& group, int group_rank, std::shared_ptr<const Call> call,
+               const std::vector<int>& ranks);
+
+  /// Waits for the other participants, does a share of the work, and returns when the call is complete on
+  /// this rank. Throws the world's failure, or makes one: after `timeout`, on a mismatch, or when a
+  /// participant can no longer come.
+  std::shared_ptr<const Meeting> meet(const Issued& issued, std::chrono::milliseconds timeout);
+
+  void abort(int world_rank, const std::string& reason) noexcept;
+  /// `world_rank` issues no more calls; whoever waits for one that it has not issued fails.
+  void finish(int world_rank);
+
+  struct Failure {
+    ErrorKind kind;
+    std::string message;
+    int origin;     ///< World rank that noticed it or was aborted.
+    bool is_abort;  ///< By `abort`, so that the origin has a reason of its own.
+  };
+  std::optional<Failure> failure();
+
+  [[nodiscard]] const std::shared_ptr<Group>& whole() const { return whole_; }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  struct RankState {
+    std::shared_ptr<const Call> last_issued;
+    std::shared_ptr<const Call> last_reached;  ///< By one of its streams.
+    std::vector<const Meeting*> waiting_in;    ///< Where its streams wait for others.
+    TimePoint busy_until{};                    ///< Paced calls keep it until then.
+    bool finished = false;
+  };
+
+  void throw_if_failed() const;
+  [[noreturn]] void fail_all(ErrorKind kind, int origin, std::string message);
+  void record(Failure failure);
+  void wake_all();
+
+  std::shared_ptr<Meeting> arrive(const Issued& issued);
+  void complete(Meeting& meeting);
+  void wait_for_all(Lock& lock, Meeting& meeting, const Issued& issued, std::chrono::milliseconds timeout);
+  void do_share(Lock& lock, Meeting& meeting);
+  void wait_until_done(Lock& lock, Meeting& meeting);
+  void leave(Meeting& meeting);
+  void wait_for_link(Lock& lock, TimePoint until);
+
+  [[nodiscard]] int world_rank(const Issued& issued) const;
+  [[nodiscard]] bool can_still_come(const Meeting& meeting, std::size_t slot) const;
+  [[nodiscard]] TimePoint latest_busy(const Meeting& meeting) const;
+  void check_nobody_is_gone(const Meeting& meeting, const Issued& issued);
+  [[nodiscard]] std::string who_is_missing(const Meeting& meeting, std::vector<int>& named) const;
+  [[nodiscard]] std::string state_of(int rank, std::vector<int>& named) const;
+
+  const LinkModel link_model_;
+  std::shared_ptr<Group> whole_;
+  std::mutex mutex_;
+  std::condition_variable link_wait_;  // Ranks that wait for their paced link.
+  std::optional<Failure> failure_;
+  std::vector<RankState> ranks_;
+  std::vector<Link> links_;
+  std::map<MeetingKey, std::shared_ptr<Meeting>> meetings_;
+  std::int64_t next_group_id_ = 1;
+};
+
+}  // namespace flashoverlap::comm
