@@ -1,0 +1,299 @@
+// Collectives between ranks that are threads of this process: kernels read and write the peers' memory.
+#include <cmath>
+#include <numeric>
+
+#include "check.h"
+#include "core/fail.h"
+#include "cuda_stream.h"
+#include "flashoverlap/cuda_context.h"
+#include "local_group.h"
+#include "local_kernels.h"
+
+namespace flashoverlap {
+namespace cuda {
+namespace {
+
+std::size_t index(int rank) {
+  return static_cast<std::size_t>(rank);
+}
+
+std::int64_t sum(std::span<const std::int64_t> counts, int end) {
+  return std::accumulate(counts.begin(), counts.begin() + end, std::int64_t{0});
+}
+
+const void* at(const void* base, std::int64_t elements, DType dtype) {
+  return static_cast<const char*>(base) + elements * size_of(dtype);
+}
+void* at(void* base, std::int64_t elements, DType dtype) {
+  return static_cast<char*>(base) + elements * size_of(dtype);
+}
+
+std::vector<std::int64_t> copy_counts(std::span<const std::int64_t> counts, int size, const char* call) {
+  if (counts.size() != index(size)) {
+    core::fail(ErrorKind::kBadArgument, "{}: {} counts for {} ranks", call, counts.size(), size);
+  }
+  for (std::size_t r = 0; r < counts.size(); ++r) {
+    if (counts[r] < 0)
+      core::fail(ErrorKind::kBadArgument, "{}: the count of rank {} is {}, must be >= 0", call, r, counts[r]);
+  }
+  return {counts.begin(), counts.end()};
+}
+
+class LocalCommunicator final : public Communicator {
+ public:
+  LocalCommunicator(std::shared_ptr<LocalGroup> group, std::shared_ptr<Communicator> control,
+                    LocalGpuOptions options)
+      : group_(std::move(group)),
+        control_(std::move(control)),
+        options_(options),
+        rank_(control_->rank()),
+        device_(group_->devices()[index(rank_)]),
+        pace_begin_(device_, 64, "the pacing of a local communicator") {
+    const DeviceScope scope(device_);
+    load_local_kernels();
+    enable_peers();
+  }
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return group_->size(); }
+  [[nodiscard]] std::string_view name() const override { return "local"; }
+
+  [[nodiscard]] std::unique_ptr<Stream> make_stream(const std::string& /*name*/) override {
+    auto stream = std::make_unique<CudaStream>(device_, CudaStream::Priority::kHigh);
+    stream->set_error_poll([group = group_] { group->throw_if_failed(); });
+    return stream;
+  }
+
+  void all_reduce(const void* send, void* receive, std::int64_t count, DType dtype, Stream& stream,
+                  const TransferLabel& label) override {
+    if (count < 0) core::fail(ErrorKind::kBadArgument, "all_reduce: count is {}, must be >= 0", count);
+    LocalCall call{"all-reduce", send, receive, {count}, {}, dtype, label};
+    const auto bytes = static_cast<double>(count * size_of(dtype));
+    run(std::move(call), stream, 2.0 * bytes * (size() - 1) / size(),
+        [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+          // Rank r sums stretch r of everybody's input and writes it into everybody's output: each byte is
+          // read and written once.
+          const std::int64_t begin = stretch_begin(count, rank_, dtype);
+          PeerReduceParams params{
+              .num_from = size(), .num_to = size(), .count = stretch_begin(count, rank_ + 1, dtype) - begin};
+          for (int r = 0; r < size(); ++r) {
+            params.from[r] = at(calls[index(r)].send, begin, dtype);
+            params.to[r] = at(calls[index(r)].receive, begin, dtype);
+          }
+          launch_peer_reduce(params, dtype, options_.max_ctas, on);
+        });
+  }
+
+  void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
+                      Stream& stream, const TransferLabel& label) override {
+    LocalCall call{
+        "reduce-scatter", send, receive, copy_counts(counts, size(), "reduce_scatter"), {}, dtype, label};
+    const auto bytes = static_cast<double>(sum(counts, size()) * size_of(dtype));
+    run(std::move(call), stream, bytes * (size() - 1) / size(),
+        [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+          PeerReduceParams params{.num_from = size(), .num_to = 1, .count = counts[index(rank_)]};
+          const std::int64_t begin = sum(counts, rank_);
+          for (int r = 0; r < size(); ++r) params.from[r] = at(calls[index(r)].send, begin, dtype);
+          params.to[0] = receive;
+          launch_peer_reduce(params, dtype, options_.max_ctas, on);
+        });
+  }
+
+  void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
+                  Stream& stream, const TransferLabel& label) override {
+    LocalCall call{"all-gather", send, receive, copy_counts(counts, size(), "all_gather"), {}, dtype, label};
+    const auto bytes = static_cast<double>(sum(counts, size()) * size_of(dtype));
+    run(std::move(call), stream, bytes * (size() - 1) / size(),
+        [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+          PeerCopyParams params{};
+          for (int r = 0; r < size(); ++r) {
+            void* const to = at(receive, sum(counts, r), dtype);
+            if (calls[index(r)].send != to) add_copy(params, calls[index(r)].send, to, counts[index(r)]);
+          }
+          launch_peer_copy(params, dtype, options_.max_ctas, on);
+        });
+  }
+
+  void all_to_all(const void* send, std::span<const std::int64_t> send_counts, void* receive,
+                  std::span<const std::int64_t> receive_counts, DType dtype, Stream& stream,
+                  const TransferLabel& label) override {
+    LocalCall call{"all-to-all",
+                   send,
+                   receive,
+                   copy_counts(send_counts, size(), "all_to_all (send)"),
+                   copy_counts(receive_counts, size(), "all_to_all (receive)"),
+                   dtype,
+                   label};
+    const std::int64_t sent = sum(send_counts, size()) - send_counts[index(rank_)];
+    const std::int64_t received = sum(receive_counts, size()) - receive_counts[index(rank_)];
+    const auto bytes = static_cast<double>(std::max(sent, received) * size_of(dtype));
+    run(std::move(call), stream, bytes, [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+      PeerCopyParams params{};
+      for (int r = 0; r < size(); ++r) {
+        add_copy(params, at(calls[index(r)].send, sum(calls[index(r)].send_counts, rank_), dtype),
+                 at(receive, sum(receive_counts, r), dtype), receive_counts[index(r)]);
+      }
+      launch_peer_copy(params, dtype, options_.max_ctas, on);
+    });
+  }
+
+  void send(const void* /*data*/, std::int64_t /*count*/, DType /*dtype*/, int peer, Stream& /*stream*/,
+            const TransferLabel& /*label*/) override {
+    no_pairs("send", peer);
+  }
+  void receive(void* /*data*/, std::int64_t /*count*/, DType /*dtype*/, int peer, Stream& /*stream*/,
+               const TransferLabel& /*label*/) override {
+    no_pairs("receive", peer);
+  }
+
+  void barrier(Stream& stream, const TransferLabel& label) override {
+    run({"barrier", nullptr, nullptr, {}, {}, DType::kFloat32, label}, stream, 0,
+        [](const auto&, cudaStream_t) {});
+  }
+
+  std::vector<std::uint64_t> exchange(std::uint64_t value, const TransferLabel& label) override {
+    group_->throw_if_failed();
+    return control_->exchange(value, label);
+  }
+  std::vector<std::string> exchange(const std::string& bytes, const TransferLabel& label) override {
+    group_->throw_if_failed();
+    return control_->exchange(bytes, label);
+  }
+
+  [[nodiscard]] std::shared_ptr<Communicator> subgroup(std::span<const int> ranks) override {
+    group_->throw_if_failed();
+    const std::shared_ptr<Communicator> control = control_->subgroup(ranks);
+    // The first rank of the list makes the group; the others copy the pointer to it while it waits in the
+    // exchange below.
+    std::shared_ptr<LocalGroup> group;
+    if (control->rank() == 0) {
+      std::vector<int> devices;
+      for (const int r : ranks) devices.push_back(group_->devices()[index(r)]);
+      group = std::make_shared<LocalGroup>(std::move(devices), group_->timeout());
+    }
+    constexpr TransferLabel kLabel{.operation = "local subgroup"};
+    const auto address = control->exchange(reinterpret_cast<std::uintptr_t>(&group), kLabel).front();
+    if (control->rank() != 0) group = *reinterpret_cast<std::shared_ptr<LocalGroup>*>(address);
+    (void)control->exchange(std::uint64_t{0}, kLabel);
+    return std::make_shared<LocalCommunicator>(std::move(group), control, options_);
+  }
+
+  void abort(const std::string& reason) noexcept override {
+    try {
+      group_->board()->set({ErrorKind::kCommunication, fmt::format("rank {} aborted: {}", rank_, reason)});
+    } catch (...) {  // out of memory for the text: the abort matters more
+      group_->board()->set({});
+    }
+    control_->abort(reason);
+  }
+
+  void set_timeout(std::chrono::milliseconds timeout) override {
+    group_->set_timeout(timeout);
+    control_->set_timeout(timeout);
+  }
+  [[nodiscard]] std::chrono::milliseconds timeout() const override { return group_->timeout(); }
+
+ private:
+  // First element of rank r's stretch of an all-reduce; stretches begin at multiples of 16 bytes.
+  [[nodiscard]] std::int64_t stretch_begin(std::int64_t count, int r, DType dtype) const {
+    const std::int64_t vector = 16 / size_of(dtype);
+    const std::int64_t vectors = (count + vector - 1) / vector;
+    return std::min(count, vectors * r / size() * vector);
+  }
+
+  static void add_copy(PeerCopyParams& params, const void* from, void* to, std::int64_t count) {
+    if (count == 0) return;
+    params.from[params.num_copies] = from;
+    params.to[params.num_copies] = to;
+    params.count[params.num_copies++] = count;
+  }
+
+  [[noreturn]] static void no_pairs(const char* call, int peer) {
+    core::fail(ErrorKind::kUnsupported,
+               "the local GPU communicator has collectives only; {} (peer {}) needs NCCL", call, peer);
+  }
+
+  void enable_peers() const {
+    for (const int peer : group_->devices()) {
+      if (peer == device_) continue;
+      int reachable = 0;
+      FLASHOVERLAP_CUDA_CHECK(cudaDeviceCanAccessPeer(&reachable, device_, peer));
+      if (reachable == 0) {
+        core::fail(ErrorKind::kUnsupported, "device {} cannot address the memory of device {}: use NCCL",
+                   device_, peer);
+      }
+      const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
+      if (status == cudaErrorPeerAccessAlreadyEnabled) {
+        (void)cudaGetLastError();
+      } else {
+        FLASHOVERLAP_CUDA_CHECK(status);
+      }
+    }
+  }
+
+  template <class Work>
+  void run(LocalCall call, Stream& stream, double wire_bytes, Work&& work) {
+    const cudaStream_t on = cuda_stream_of(stream, "local communicator");
+    const DeviceScope scope(device_);
+    if (is_capturing(on)) {
+      core::fail(ErrorKind::kUnsupported,
+                 "{}: the local GPU communicator cannot be captured in a CUDA graph; use NCCL", call.kind);
+    }
+    group_->ready(rank_).record(on);
+    const std::vector<LocalCall>& calls = group_->meet(rank_, std::move(call));
+    for (int r = 0; r < size(); ++r) {
+      if (r != rank_) group_->ready(r).wait_on(on);
+    }
+    const double wire_us =
+        options_.link.bandwidth_gbps > 0 ? wire_bytes / (options_.link.bandwidth_gbps * 1e3) : 0;
+    const double paced_us = size() > 1 ? wire_us + options_.link.latency_us : 0;
+    auto* const begin = static_cast<std::uint64_t*>(pace_begin_.data());
+    if (paced_us > 0) launch_pace_begin(begin, on);
+    work(calls, on);
+    if (paced_us > 0) launch_pace_end(begin, static_cast<std::uint64_t>(paced_us * 1e3), on);
+    group_->done(rank_).record(on);
+    group_->meet_again(rank_);
+    for (int r = 0; r < size(); ++r) {
+      if (r != rank_) group_->done(r).wait_on(on);
+    }
+  }
+
+  std::shared_ptr<LocalGroup> group_;
+  std::shared_ptr<Communicator> control_;
+  LocalGpuOptions options_;
+  int rank_;
+  int device_;
+  DeviceBuffer pace_begin_;
+};
+
+void check_options(const std::vector<int>& devices, const LocalGpuOptions& options) {
+  if (devices.empty() || devices.size() > kMaxLocalRanks) {
+    core::fail(ErrorKind::kBadArgument, "a local GPU group of {} ranks: must be 1 to {}", devices.size(),
+               kMaxLocalRanks);
+  }
+  for (const int device : devices) require_device(device);
+  if (options.max_ctas < 1)
+    core::fail(ErrorKind::kBadArgument, "max_ctas is {}, must be >= 1", options.max_ctas);
+  const auto is_bad = [](double value) { return !std::isfinite(value) || value < 0; };
+  if (is_bad(options.link.bandwidth_gbps) || is_bad(options.link.latency_us)) {
+    core::fail(ErrorKind::kBadArgument, "a link of {} GB/s and {} us: both must be finite and >= 0",
+               options.link.bandwidth_gbps, options.link.latency_us);
+  }
+}
+
+}  // namespace
+}  // namespace cuda
+
+std::vector<std::shared_ptr<Communicator>> make_local_gpu_communicators(const std::vector<int>& devices,
+                                                                        const LocalGpuOptions& options) {
+  cuda::check_options(devices, options);
+  const auto group = std::make_shared<cuda::LocalGroup>(devices, options.timeout);
+  std::vector<std::shared_ptr<Communicator>> communicators;
+  for (const auto& control : make_in_process_communicators(static_cast<int>(devices.size()),
+                                                           {.link = {}, .timeout = options.timeout})) {
+    communicators.push_back(std::make_shared<cuda::LocalCommunicator>(group, control, options));
+  }
+  return communicators;
+}
+
+}  // namespace flashoverlap
