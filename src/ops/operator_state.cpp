@@ -1,0 +1,67 @@
+#include "ops/operator_state.h"
+
+#include <fmt/ranges.h>
+
+#include <string>
+#include <utility>
+
+#include "core/fail.h"
+#include "ops/agree.h"
+#include "ops/choose.h"
+#include "plan/agreement.h"
+
+namespace flashoverlap::ops {
+namespace {
+
+std::string describe(std::string_view operation, const PlanOptions& options) {
+  return fmt::format("{} m={} n={} k={} {}, tile {}x{}, swizzle {}, partition {}, {} threads", operation,
+                     options.m, options.n, options.k, name_of(options.dtype), options.tile_m, options.tile_n,
+                     options.swizzle, fmt::join(options.partition, ","), options.resources.compute_units);
+}
+
+/// The plan of "no overlap": all waves in one group.
+PlanOptions without_overlap(PlanOptions options, std::int64_t waves) {
+  options.partition.clear();
+  if (waves > 0) options.partition.push_back(waves);
+  return options;
+}
+
+}  // namespace
+
+PlanOptions plan_options(const Context& context, const GemmOptions& options) {
+  return {.rank = context.communicator().rank(),
+          .world_size = context.communicator().size(),
+          .dtype = options.dtype,
+          .m = options.m,
+          .n = options.n,
+          .k = options.k,
+          .tile_m = options.tile_m,
+          .tile_n = options.tile_n,
+          .swizzle = options.swizzle,
+          .resources = {.compute_units = context.num_threads(), .communication_units = 0},
+          .partition = options.partition};
+}
+
+PreparedPlans prepare_plans(Context& context, PlanOptions options, const PlanRecipe& recipe) {
+  PreparedPlans plans{.executor = &context.executor(), .overlap = nullptr, .serial = nullptr};
+  const std::string operation(recipe.operation);
+  agree(context.communicator(), operation, [&]() -> Ticket {
+    choose_tile(options);
+    const std::int64_t waves = recipe.waves(options);
+    if (options.partition.empty()) {
+      options.partition = choose_partition(options, recipe.collective, waves, context.communicator());
+    }
+    OverlapPlan overlap = recipe.build(options);
+    OverlapPlan serial = recipe.build(without_overlap(options, waves));
+    plan::AgreementHash agreement;
+    agreement.add(overlap.agreement);
+    agreement.add(serial.agreement);
+    plans.overlap = context.executor().prepare(std::move(overlap));
+    plans.serial = context.executor().prepare(std::move(serial));
+    return {
+        .agreement = agreement.value(), .description = describe(recipe.operation, options), .payload = {}};
+  });
+  return plans;
+}
+
+}  // namespace flashoverlap::ops

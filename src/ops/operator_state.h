@@ -1,0 +1,42 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "flashoverlap/operators.h"
+
+namespace flashoverlap {
+
+namespace ops {
+
+/// An operator's plans, one per method, and who carries them out.
+struct PreparedPlans {
+  Executor* executor = nullptr;
+  std::unique_ptr<PreparedPlan> overlap;
+  std::unique_ptr<PreparedPlan> serial;
+};
+
+/// The caller's options with this rank's place; what is left open is still 0 or empty.
+PlanOptions plan_options(const Context& context, const GemmOptions& options);
+
+/// How to make a plan of one operator.
+struct PlanRecipe {
+  std::string_view operation;
+  TransferKind collective;
+  std::function<std::int64_t(const PlanOptions&)> waves;
+  std::function<OverlapPlan(const PlanOptions&)> build;
+};
+
+/// Fills in the open options, builds and prepares both plans, and agrees on them with the other ranks.
+/// Collective.
+PreparedPlans prepare_plans(Context& context, PlanOptions options, const PlanRecipe& recipe);
+
+}  // namespace ops
+
+struct GemmOperator::State {
+  ops::PreparedPlans plans;
+};
+
+}  // namespace flashoverlap
