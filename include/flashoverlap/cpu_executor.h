@@ -13,7 +13,7 @@ struct CpuExecutorOptions {
   int num_threads = 1;  ///< Compute threads, >= 1; the thread that calls `execute` is one of them.
   std::int64_t workspace_limit_bytes = 0;  ///< Error(kOutOfMemory) when a plan needs more; 0: no limit.
   bool poison_workspace = false;           ///< Fill the workspace with NaN before each run (tests).
-  ExecutorHooks hooks;
+  ExecutorHooks hooks = {};
 };
 
 /// Carries out plans on threads: a pool for the tiles, and for each channel of the plan one stream of

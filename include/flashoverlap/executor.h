@@ -52,8 +52,8 @@ enum class Mode {
 /// Called at points of a run, by several threads at a time: to sleep there (to study stragglers) or to throw (to study
 /// failures: the run then fails on every rank, as if the work itself had failed). Empty: not called.
 struct ExecutorHooks {
-  std::function<void(std::int64_t tile)> before_tile;          ///< Before a compute unit starts the tile.
-  std::function<void(std::int64_t transfer)> before_transfer;  ///< Before a stream starts the transfer, after its trigger.
+  std::function<void(std::int64_t tile)> before_tile = {};          ///< Before a compute unit starts the tile.
+  std::function<void(std::int64_t transfer)> before_transfer = {};  ///< Before a stream starts the transfer, after its trigger.
 };
 
 /// A verified plan with what an executor derived from it (index tables, device copies, buffers).

@@ -23,7 +23,7 @@ struct ContextOptions {
   int num_threads = 0;  ///< Compute threads of this rank, >= 1; 0: cores of this machine / ranks here, at least 1.
   std::int64_t workspace_limit_bytes = 0;  ///< Error(kOutOfMemory) on all ranks when a call needs more; 0: no limit.
   bool poison_workspace = false;           ///< Fill workspaces with NaN before each call (tests).
-  ExecutorHooks hooks;                     ///< Delays and failures on purpose (studies, tests).
+  ExecutorHooks hooks = {};                ///< Delays and failures on purpose (studies, tests).
 };
 
 class Context {
@@ -54,7 +54,7 @@ struct GemmOptions {
   std::int64_t tile_m = 0;  ///< 0: chosen.
   std::int64_t tile_n = 0;
   std::int64_t swizzle = 0;             ///< 0: chosen.
-  std::vector<std::int64_t> partition;  ///< Waves per group; empty: chosen.
+  std::vector<std::int64_t> partition = {};  ///< Waves per group; empty: chosen.
 };
 
 /// How one call is carried out.

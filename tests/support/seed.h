@@ -10,8 +10,8 @@
 
 namespace flashoverlap::test {
 
-/// The seed of a random test: FLASHOVERLAP_TEST_SEED, or 1. Printed with the first use, and shown in every failure through
-/// the trace that `SeededTest` sets.
+/// The seed of a random test: FLASHOVERLAP_TEST_SEED, or 1. Printed with the first use, and shown in every
+/// failure through the trace that `SeededTest` sets.
 inline std::uint64_t seed() {
   static const std::uint64_t value = [] {
     const char* text = std::getenv("FLASHOVERLAP_TEST_SEED");
