@@ -37,6 +37,30 @@ std::vector<std::int64_t> counts_of(std::span<const std::int64_t> counts) {
   return {counts.begin(), counts.end()};
 }
 
+// A call that a stream holds. A stream that drops it tells the others, who would otherwise wait for it in
+// vain.
+class QueuedCall {
+ public:
+  QueuedCall(std::shared_ptr<World> world, Issued issued, milliseconds timeout)
+      : world_(std::move(world)), issued_(std::move(issued)), timeout_(timeout) {}
+  ~QueuedCall() {
+    if (!made_) world_->drop(issued_);
+  }
+  QueuedCall(const QueuedCall&) = delete;
+  QueuedCall& operator=(const QueuedCall&) = delete;
+
+  void make() {
+    made_ = true;
+    world_->meet(issued_, timeout_);
+  }
+
+ private:
+  std::shared_ptr<World> world_;
+  Issued issued_;
+  milliseconds timeout_;
+  bool made_ = false;
+};
+
 class InProcessCommunicator final : public Communicator {
  public:
   InProcessCommunicator(std::shared_ptr<World> world, std::shared_ptr<Group> group, int rank,
@@ -172,9 +196,10 @@ class InProcessCommunicator final : public Communicator {
                  describe(call));
     }
     check_call(call, rank_, size());
-    Issued issued = world_->issue(group_, rank_, std::make_shared<const Call>(std::move(call)), ranks);
-    host_stream->enqueue(
-        [world = world_, issued = std::move(issued), timeout = timeout()] { world->meet(issued, timeout); });
+    auto queued = std::make_shared<QueuedCall>(
+        world_, world_->issue(group_, rank_, std::make_shared<const Call>(std::move(call)), ranks),
+        timeout());
+    host_stream->enqueue([queued = std::move(queued)] { queued->make(); });
   }
 
   std::shared_ptr<const Meeting> meet_now(Call call, const TransferLabel& label,

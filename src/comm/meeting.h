@@ -41,6 +41,7 @@ struct Meeting {
   std::shared_ptr<Group> group;
   std::vector<int> participants;                   ///< World ranks by slot.
   std::vector<std::shared_ptr<const Call>> calls;  ///< By slot; null: not here yet.
+  std::vector<bool> dropped;                       ///< By slot: will never come, see World::drop.
   std::size_t num_arrived = 0;
   bool ready = false;
   std::vector<Piece> pieces;

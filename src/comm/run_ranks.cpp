@@ -36,7 +36,7 @@ class RankErrors {
     if (errors_.empty()) return;
     const RankError* first = &errors_.front();
     if (failure && is_of(*first, *failure)) {
-      first = failure->is_abort ? own_error_of(failure->origin, *failure) : nullptr;
+      first = own_error_of(failure->culprit, *failure);
       if (first == nullptr) throw Error(failure->kind, failure->message);
     }
     throw Error(first->kind, fmt::format("rank {}: {}", first->rank, first->message));

@@ -84,17 +84,22 @@ std::shared_ptr<const Meeting> World::meet(const Issued& issued, std::chrono::mi
   return meeting;
 }
 
-std::shared_ptr<Meeting> World::arrive(const Issued& issued) {
+std::shared_ptr<Meeting>& World::meeting_of(const Issued& issued) {
   std::shared_ptr<Meeting>& meeting = meetings_[issued.key];
-  if (!meeting) {
-    meeting = std::make_shared<Meeting>();
-    meeting->key = issued.key;
-    meeting->group = issued.group;
-    for (const int rank : issued.participants) {
-      meeting->participants.push_back(issued.group->members[static_cast<std::size_t>(rank)]);
-    }
-    meeting->calls.resize(issued.participants.size());
+  if (meeting) return meeting;
+  meeting = std::make_shared<Meeting>();
+  meeting->key = issued.key;
+  meeting->group = issued.group;
+  for (const int rank : issued.participants) {
+    meeting->participants.push_back(issued.group->members[static_cast<std::size_t>(rank)]);
   }
+  meeting->calls.resize(issued.participants.size());
+  meeting->dropped.resize(issued.participants.size());
+  return meeting;
+}
+
+std::shared_ptr<Meeting> World::arrive(const Issued& issued) {
+  const std::shared_ptr<Meeting> meeting = meeting_of(issued);
   const int rank = world_rank(issued);
   ranks_[static_cast<std::size_t>(rank)].last_reached = issued.call;
   meeting->calls[issued.slot] = issued.call;
@@ -104,7 +109,7 @@ std::shared_ptr<Meeting> World::arrive(const Issued& issued) {
   if (present != meeting->calls.end() && issued.key.kind != MeetingKind::kPair &&
       !same_collective(**present, *issued.call)) {
     const auto other = static_cast<std::size_t>(present - meeting->calls.begin());
-    fail_all(ErrorKind::kCommunication, rank,
+    fail_all(ErrorKind::kCommunication, -1,
              "the ranks' calls do not match: " +
                  two_calls(*meeting, std::min(other, issued.slot), std::max(other, issued.slot)));
   }
@@ -114,8 +119,7 @@ std::shared_ptr<Meeting> World::arrive(const Issued& issued) {
 
 void World::complete(Meeting& meeting) {
   if (const Verdict verdict = counts_that_disagree(meeting.calls, meeting.participants); !verdict) {
-    fail_all(ErrorKind::kCommunication, meeting.participants[0],
-             "the ranks' calls do not match: " + verdict.reason);
+    fail_all(ErrorKind::kCommunication, -1, "the ranks' calls do not match: " + verdict.reason);
   }
   meeting.pieces = cut_into_pieces(meeting.calls);
   if ((link_model_.bandwidth_gbps > 0 || link_model_.latency_us > 0) && is_paced(*meeting.calls[0])) {
@@ -193,7 +197,7 @@ void World::wait_for_all(Lock& lock, Meeting& meeting, const Issued& issued,
     const TimePoint deadline = std::max(arrival, latest_busy(meeting)) + timeout;
     if (steady_clock::now() >= deadline) {
       std::vector<int> named{world_rank(issued)};
-      fail_all(ErrorKind::kTimeout, world_rank(issued),
+      fail_all(ErrorKind::kTimeout, -1,
                fmt::format("rank {}: time-out after {:.3g} s in {}: {}", world_rank(issued),
                            std::chrono::duration<double>(steady_clock::now() - arrival).count(),
                            describe(*issued.call), who_is_missing(meeting, named)));
@@ -203,8 +207,8 @@ void World::wait_for_all(Lock& lock, Meeting& meeting, const Issued& issued,
 }
 
 bool World::can_still_come(const Meeting& meeting, std::size_t slot) const {
-  const int rank = meeting.participants[slot];
-  if (!ranks_[static_cast<std::size_t>(rank)].finished) return true;
+  if (meeting.dropped[slot]) return false;
+  if (!ranks_[static_cast<std::size_t>(meeting.participants[slot])].finished) return true;
   const Group& group = *meeting.group;
   const auto issued = [&](const auto& counters, const auto& key) {
     const auto found = counters.find(key);
@@ -235,9 +239,9 @@ void World::check_nobody_is_gone(const Meeting& meeting, const Issued& issued) {
   for (std::size_t slot = 0; slot < meeting.calls.size(); ++slot) {
     if (meeting.calls[slot] || can_still_come(meeting, slot)) continue;
     std::vector<int> named{world_rank(issued)};
-    fail_all(ErrorKind::kCommunication, world_rank(issued),
+    fail_all(ErrorKind::kCommunication, meeting.participants[slot],
              fmt::format("rank {}: cannot complete {}: {}", world_rank(issued), describe(*issued.call),
-                         who_is_missing(meeting, named)));
+                         why_missing(meeting, slot, named)));
   }
 }
 
@@ -245,19 +249,25 @@ std::string World::who_is_missing(const Meeting& meeting, std::vector<int>& name
   std::string text;
   for (std::size_t slot = 0; slot < meeting.calls.size(); ++slot) {
     if (meeting.calls[slot]) continue;
-    const int rank = meeting.participants[slot];
     if (!text.empty()) text += "; ";
-    text += fmt::format("rank {} did not arrive", rank);
-    if (std::find(named.begin(), named.end(), rank) != named.end()) continue;
-    named.push_back(rank);
-    text += state_of(rank, named);
+    text += why_missing(meeting, slot, named);
   }
   return text;
 }
 
+std::string World::why_missing(const Meeting& meeting, std::size_t slot, std::vector<int>& named) const {
+  const int rank = meeting.participants[slot];
+  std::string text = fmt::format("rank {} did not arrive", rank);
+  if (meeting.dropped[slot])
+    text += ": its stream dropped the call, because it met an error or was destroyed";
+  if (std::find(named.begin(), named.end(), rank) != named.end()) return text;
+  named.push_back(rank);
+  return text + state_of(rank, named);
+}
+
 std::string World::state_of(int rank, std::vector<int>& named) const {
   const RankState& state = ranks_[static_cast<std::size_t>(rank)];
-  std::string text = state.finished ? ": it has finished; " : "; ";
+  std::string text = state.finished ? "; it has finished; " : "; ";
   if (!state.last_issued) return text + "it has made no call";
   text += "its last call was " + describe(*state.last_issued);
   if (state.last_issued != state.last_reached) {
@@ -280,8 +290,8 @@ void World::throw_if_failed() const {
   if (failure_) throw Error(failure_->kind, failure_->message);
 }
 
-void World::fail_all(ErrorKind kind, int origin, std::string message) {
-  record({kind, std::move(message), origin, false});
+void World::fail_all(ErrorKind kind, int culprit, std::string message) {
+  record({kind, std::move(message), culprit});
   throw Error(failure_->kind, failure_->message);
 }
 
@@ -296,11 +306,24 @@ void World::wake_all() {
   link_wait_.notify_all();
 }
 
+void World::drop(const Issued& issued) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return;
+    const std::shared_ptr<Meeting> meeting = meeting_of(issued);
+    meeting->dropped[issued.slot] = true;
+    meeting->changed.notify_all();
+    const auto num_dropped = std::count(meeting->dropped.begin(), meeting->dropped.end(), true);
+    if (static_cast<std::size_t>(num_dropped) == meeting->participants.size()) meetings_.erase(issued.key);
+  } catch (...) {
+    // Out of memory: the others' time-out still ends their wait.
+  }
+}
+
 void World::abort(int world_rank, const std::string& reason) noexcept {
   try {
     const std::lock_guard lock(mutex_);
-    record({ErrorKind::kCommunication, fmt::format("rank {} aborted: {}", world_rank, reason), world_rank,
-            true});
+    record({ErrorKind::kCommunication, fmt::format("rank {} aborted: {}", world_rank, reason), world_rank});
   } catch (...) {
     // Out of memory for the text: the others' time-out still ends their wait.
   }

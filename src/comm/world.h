@@ -62,6 +62,10 @@ class World {
   /// participant can no longer come.
   std::shared_ptr<const Meeting> meet(const Issued& issued, std::chrono::milliseconds timeout);
 
+  /// The stream has dropped the call instead of making it, because it met an error or was destroyed. Whoever
+  /// waits for it fails.
+  void drop(const Issued& issued) noexcept;
+
   void abort(int world_rank, const std::string& reason) noexcept;
   /// `world_rank` issues no more calls; whoever waits for one that it has not issued fails.
   void finish(int world_rank);
@@ -69,8 +73,7 @@ class World {
   struct Failure {
     ErrorKind kind;
     std::string message;
-    int origin;     ///< World rank that noticed it or was aborted.
-    bool is_abort;  ///< By `abort`, so that the origin has a reason of its own.
+    int culprit;  ///< World rank that has an error of its own from which this one follows; -1: none is known.
   };
   std::optional<Failure> failure();
 
@@ -88,10 +91,11 @@ class World {
   };
 
   void throw_if_failed() const;
-  [[noreturn]] void fail_all(ErrorKind kind, int origin, std::string message);
+  [[noreturn]] void fail_all(ErrorKind kind, int culprit, std::string message);
   void record(Failure failure);
   void wake_all();
 
+  std::shared_ptr<Meeting>& meeting_of(const Issued& issued);
   std::shared_ptr<Meeting> arrive(const Issued& issued);
   void complete(Meeting& meeting);
   void wait_for_all(Lock& lock, Meeting& meeting, const Issued& issued, std::chrono::milliseconds timeout);
@@ -105,6 +109,8 @@ class World {
   [[nodiscard]] TimePoint latest_busy(const Meeting& meeting) const;
   void check_nobody_is_gone(const Meeting& meeting, const Issued& issued);
   [[nodiscard]] std::string who_is_missing(const Meeting& meeting, std::vector<int>& named) const;
+  [[nodiscard]] std::string why_missing(const Meeting& meeting, std::size_t slot,
+                                        std::vector<int>& named) const;
   [[nodiscard]] std::string state_of(int rank, std::vector<int>& named) const;
 
   const LinkModel link_model_;
