@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "flashoverlap/communicator.h"
@@ -11,13 +12,20 @@
 
 namespace flashoverlap {
 
-enum class Activation { kNone, kRelu, kGelu, kSilu };  ///< GELU: the tanh form is not used; x/2 (1 + erf(x/sqrt 2)).
+enum class Activation {
+  kNone,
+  kRelu,
+  kGelu,
+  kSilu
+};  ///< GELU: the tanh form is not used; x/2 (1 + erf(x/sqrt 2)).
 
 [[nodiscard]] std::string_view name_of(Activation activation);  ///< "none", "relu", "gelu", "silu"
 
 /// Applied once to the sum over ranks, never to a rank's partial result, in float32 in this order:
-///   y = activation(sum + bias);  h = y + residual;  out = rms_norm_weight ? h / sqrt(mean(h^2) + eps) * weight : h
-/// Pointers are to memory where the executor runs; null: that step is left out. Type: the plan's, rows are output rows.
+///   y = activation(sum + bias);  h = y + residual;  out = rms_norm_weight ? h / sqrt(mean(h^2) + eps) *
+///   weight : h
+/// Pointers are to memory where the executor runs; null: that step is left out. Type: the plan's, rows are
+/// output rows.
 struct Epilogue {
   const void* bias = nullptr;  ///< [n]
   Activation activation = Activation::kNone;
@@ -38,10 +46,12 @@ struct Operands {
   void* out = nullptr;  ///< [output rows, n]; must not overlap a or b.
   std::int64_t ldo = 0;
   Epilogue epilogue;
-  void* stream = nullptr;  ///< GPU executors: the cudaStream_t that the call is put into. CPU executors ignore it.
+  void* stream =
+      nullptr;  ///< GPU executors: the cudaStream_t that the call is put into. CPU executors ignore it.
 };
 
-/// What of a plan is carried out. All but kRun exist to measure the parts on their own; they leave the output undefined.
+/// What of a plan is carried out. All but kRun exist to measure the parts on their own; they leave the output
+/// undefined.
 enum class Mode {
   kRun,                ///< Everything.
   kGemmOnly,           ///< Tiles through placement and counters, no communication, no restore.
@@ -49,11 +59,21 @@ enum class Mode {
   kCommunicationOnly,  ///< The transfers alone, on whatever the buffers hold.
 };
 
-/// Called at points of a run, by several threads at a time: to sleep there (to study stragglers) or to throw (to study
-/// failures: the run then fails on every rank, as if the work itself had failed). Empty: not called.
+/// Called at points of a run, by several threads at a time: to sleep there (to study stragglers) or to throw
+/// (to study failures: the run then fails on every rank, as if the work itself had failed). Empty: not
+/// called.
 struct ExecutorHooks {
-  std::function<void(std::int64_t tile)> before_tile = {};          ///< Before a compute unit starts the tile.
-  std::function<void(std::int64_t transfer)> before_transfer = {};  ///< Before a stream starts the transfer, after its trigger.
+  std::function<void(std::int64_t tile)> before_tile = {};  ///< Before a compute unit starts the tile.
+  std::function<void(std::int64_t transfer)> before_transfer =
+      {};  ///< Before a stream starts the transfer, after its trigger.
+};
+
+/// What suits an executor where the caller of an operator leaves it open.
+struct PlanShape {
+  std::int64_t tile_m = 0;
+  std::int64_t tile_n = 0;
+  std::int64_t swizzle = 1;
+  Resources resources;
 };
 
 /// A verified plan with what an executor derived from it (index tables, device copies, buffers).
@@ -63,21 +83,30 @@ class PreparedPlan {
   [[nodiscard]] virtual const OverlapPlan& plan() const = 0;
 };
 
-/// Carries out plans on one rank. Knows nothing of all-reduce or experts: it issues tiles in schedule order, honours gates,
-/// writes through placement, counts, starts transfers, restores.
+/// Carries out plans on one rank. Knows nothing of all-reduce or experts: it issues tiles in schedule order,
+/// honours gates, writes through placement, counts, starts transfers, restores.
 class Executor {
  public:
   virtual ~Executor() = default;
 
-  /// Verifies `plan` and makes what is needed to run it often. Throws Error(kBadArgument) with verify's reason, or
-  /// Error(kUnsupported) when this executor cannot carry it out.
+  /// Verifies `plan` and makes what is needed to run it often. Throws Error(kBadArgument) with verify's
+  /// reason, or Error(kUnsupported) when this executor cannot carry it out.
   [[nodiscard]] virtual std::unique_ptr<PreparedPlan> prepare(OverlapPlan plan) = 0;
 
-  /// Runs a prepared plan to its end (CPU) or puts it into the caller's stream (GPU). Checks the operands before anything
-  /// is written: null or misaligned pointers, leading dimensions, out overlapping an input: Error(kBadArgument). When this
-  /// rank or another one fails, aborts the communicator and throws.
-  /// `timeline`, when not null, gets this rank's spans appended, in microseconds of std::chrono::steady_clock.
+  /// Runs a prepared plan to its end (CPU) or puts it into the caller's stream (GPU). Checks the operands
+  /// before anything is written: null or misaligned pointers, leading dimensions, out overlapping an input:
+  /// Error(kBadArgument). When this rank or another one fails, aborts the communicator and throws.
+  /// `timeline`, when not null, gets this rank's spans appended, in microseconds of
+  /// std::chrono::steady_clock.
   virtual void execute(PreparedPlan& prepared, const Operands& operands, Mode mode, Timeline* timeline) = 0;
+
+  /// What plans of this shape should look like to run well here; nothing: any plan will do. The same on all
+  /// ranks whose machines are alike. Throws Error(kUnsupported) for an element type that this executor cannot
+  /// compute.
+  [[nodiscard]] virtual std::optional<PlanShape> suggest(std::int64_t /*m*/, std::int64_t /*n*/,
+                                                         std::int64_t /*k*/, DType /*dtype*/) const {
+    return std::nullopt;
+  }
 
   /// Bytes of workspace held now: what was needed by the most demanding plan prepared or run so far.
   [[nodiscard]] virtual std::int64_t workspace_bytes() const = 0;

@@ -28,14 +28,17 @@ struct ContextOptions {
 
 class Context {
  public:
+  /// On CPU threads.
   explicit Context(std::shared_ptr<Communicator> communicator, const ContextOptions& options = {});
+  /// On any executor that was made with this communicator; for GPUs see make_cuda_executor (cuda_context.h).
+  Context(std::shared_ptr<Communicator> communicator, std::unique_ptr<Executor> executor);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
   [[nodiscard]] Communicator& communicator() const;
   [[nodiscard]] Executor& executor() const;
-  [[nodiscard]] int num_threads() const;
+  [[nodiscard]] int num_threads() const;  ///< Compute threads; 0 where the executor was passed in.
   /// Bytes of workspace that this rank holds: the packed output (all-to-all: and the received one) of the most demanding
   /// operator so far, and a few tiles for each thread.
   [[nodiscard]] std::int64_t workspace_bytes() const;

@@ -10,7 +10,7 @@ namespace flashoverlap {
 
 struct Context::State {
   std::shared_ptr<Communicator> communicator;
-  int num_threads = 1;
+  int num_threads = 0;
   std::unique_ptr<Executor> executor;
 };
 
@@ -30,6 +30,14 @@ Context::Context(std::shared_ptr<Communicator> communicator, const ContextOption
                                                .workspace_limit_bytes = options.workspace_limit_bytes,
                                                .poison_workspace = options.poison_workspace,
                                                .hooks = options.hooks});
+}
+
+Context::Context(std::shared_ptr<Communicator> communicator, std::unique_ptr<Executor> executor)
+    : state_(std::make_unique<State>()) {
+  if (communicator == nullptr) core::fail(ErrorKind::kBadArgument, "communicator is null");
+  if (executor == nullptr) core::fail(ErrorKind::kBadArgument, "executor is null");
+  state_->communicator = std::move(communicator);
+  state_->executor = std::move(executor);
 }
 
 Context::~Context() = default;

@@ -2,6 +2,8 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -26,6 +28,17 @@ PlanOptions without_overlap(PlanOptions options, std::int64_t waves) {
   return options;
 }
 
+/// What the executor makes of the options left open; tile sizes that the caller chose stay.
+void take_suggestion(const Executor& executor, PlanOptions& options) {
+  const std::optional<PlanShape> shape = executor.suggest(options.m, options.n, options.k, options.dtype);
+  if (!shape) return;
+  options.resources = shape->resources;
+  if (options.tile_m != 0 || options.tile_n != 0) return;
+  options.tile_m = shape->tile_m;
+  options.tile_n = shape->tile_n;
+  if (options.swizzle == 0) options.swizzle = shape->swizzle;
+}
+
 }  // namespace
 
 PlanOptions plan_options(const Context& context, const GemmOptions& options) {
@@ -38,7 +51,7 @@ PlanOptions plan_options(const Context& context, const GemmOptions& options) {
           .tile_m = options.tile_m,
           .tile_n = options.tile_n,
           .swizzle = options.swizzle,
-          .resources = {.compute_units = context.num_threads(), .communication_units = 0},
+          .resources = {.compute_units = std::max(1, context.num_threads()), .communication_units = 0},
           .partition = options.partition};
 }
 
@@ -46,6 +59,7 @@ PreparedPlans prepare_plans(Context& context, PlanOptions options, const PlanRec
   PreparedPlans plans{.executor = &context.executor(), .overlap = nullptr, .serial = nullptr};
   const std::string operation(recipe.operation);
   agree(context.communicator(), operation, [&]() -> Ticket {
+    take_suggestion(context.executor(), options);
     choose_tile(options);
     const std::int64_t waves = recipe.waves(options);
     if (options.partition.empty()) {
