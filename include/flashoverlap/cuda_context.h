@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "flashoverlap/communicator.h"
@@ -74,6 +75,8 @@ struct CudaOptions {
   GpuPartition partition;                  ///< Set: `communication_sms` and `split` are ignored.
   std::int64_t workspace_limit_bytes = 0;  ///< Error(kOutOfMemory) when a plan needs more; 0: no limit.
   bool poison_workspace = false;           ///< Fill workspaces with NaN before each call (tests).
+  std::string gemm_variant;                ///< The signal GEMM to use, by its name; empty: chosen per shape.
+  bool serial_by_cublas = true;            ///< Plans of one group: cuBLAS; false: the signal GEMM, too.
   bool measure_serial = true;  ///< Serial plans: take cuBLAS's best algorithm by measurement, not its first.
 };
 

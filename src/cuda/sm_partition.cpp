@@ -24,6 +24,8 @@ struct GreenContextCalls {
       driver_function<decltype(destroy)>("cuGreenCtxDestroy", kGreenContextVersion);
   decltype(&cuGreenCtxStreamCreate) make_stream =
       driver_function<decltype(make_stream)>("cuGreenCtxStreamCreate", 12050);
+  decltype(&cuStreamGetGreenCtx) context_of_stream =
+      driver_function<decltype(context_of_stream)>("cuStreamGetGreenCtx", kGreenContextVersion);
 };
 
 const GreenContextCalls& calls() {
@@ -65,6 +67,20 @@ cudaStream_t SmPartition::make_stream(int priority) const {
   check_driver(calls().make_stream(&stream, context_, CU_STREAM_NON_BLOCKING, priority),
                "cuGreenCtxStreamCreate");
   return stream;
+}
+
+bool SmPartition::has_stream(cudaStream_t stream) const {
+  // The default streams belong to no partition, and the driver refuses to be asked about them.
+  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return false;
+  CUgreenCtx context = nullptr;
+  check_driver(calls().context_of_stream(stream, &context), "cuStreamGetGreenCtx");
+  return context == context_;
+}
+
+int splittable_sms(int device) {
+  const DeviceScope scope(device);
+  FLASHOVERLAP_CUDA_CHECK(cudaFree(nullptr));
+  return static_cast<int>(groups_of(device).size()) * kSmGroup;
 }
 
 std::vector<std::shared_ptr<SmPartition>> split_sms(int device, const std::vector<int>& sizes) {

@@ -21,6 +21,8 @@ class SmPartition {
   /// A non-blocking stream on these SMs; the caller destroys it with cudaStreamDestroy before the partition
   /// goes.
   [[nodiscard]] cudaStream_t make_stream(int priority) const;
+  /// Whether `stream` runs on these SMs.
+  [[nodiscard]] bool has_stream(cudaStream_t stream) const;
 
  private:
   friend std::vector<std::shared_ptr<SmPartition>> split_sms(int device, const std::vector<int>& sizes);
@@ -37,6 +39,9 @@ constexpr int kSmGroup = 8;
 /// Partitions of the sizes given (multiples of 8). Error(kBadArgument) when they are not, or are more than
 /// the device has in groups of 8 (an H200: 120 of its 132); Error(kUnsupported) without green contexts.
 std::vector<std::shared_ptr<SmPartition>> split_sms(int device, const std::vector<int>& sizes);
+
+/// SMs of a device that can be split: those in whole groups.
+int splittable_sms(int device);
 
 /// SMs of a device.
 int num_sms(int device);

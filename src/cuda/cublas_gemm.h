@@ -1,0 +1,62 @@
+// cuBLAS's GEMM: the serial baseline's.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "device.h"
+#include "flashoverlap/dtype.h"
+
+namespace flashoverlap::cuda {
+
+/// D[m,n] = A[m,k] · B[n,k]ᵀ, all row-major, float32 accumulation, with the best of the algorithms that
+/// cuBLAS's heuristics offer.
+class CublasGemm {
+ public:
+  struct Shape {
+    std::int64_t m = 0;  ///< All >= 1.
+    std::int64_t n = 0;
+    std::int64_t k = 0;
+    std::int64_t lda = 0;
+    std::int64_t ldb = 0;
+    std::int64_t ldd = 0;
+    bool operator==(const Shape&) const = default;
+  };
+
+  /// `num_sms`: what cuBLAS is told that it may use. Error(kUnsupported) where cuBLAS has no algorithm for
+  /// the shape.
+  CublasGemm(int device, DType dtype, const Shape& shape, int num_sms);
+  ~CublasGemm();
+  CublasGemm(const CublasGemm&) = delete;
+  CublasGemm& operator=(const CublasGemm&) = delete;
+
+  [[nodiscard]] const Shape& shape() const { return shape_; }
+  [[nodiscard]] std::size_t num_algorithms() const { return algorithms_.size(); }
+  [[nodiscard]] bool is_measured() const { return is_measured_; }
+
+  /// Times every algorithm on these matrices in `stream` and keeps the quickest. Waits for the stream;
+  /// overwrites D.
+  void measure(const void* a, const void* b, void* d, cudaStream_t stream);
+  /// Enqueues it; returns at once.
+  void launch(const void* a, const void* b, void* d, cudaStream_t stream) const;
+
+ private:
+  void launch_with(std::size_t algorithm, const void* a, const void* b, void* d, cudaStream_t stream) const;
+
+  int device_;
+  Shape shape_;
+  cublasLtHandle_t handle_ = nullptr;
+  cublasLtMatmulDesc_t operation_ = nullptr;
+  cublasLtMatrixLayout_t layout_a_ = nullptr;
+  cublasLtMatrixLayout_t layout_b_ = nullptr;
+  cublasLtMatrixLayout_t layout_d_ = nullptr;
+  DeviceBuffer workspace_;
+  std::vector<cublasLtMatmulHeuristicResult_t> algorithms_;
+  std::size_t chosen_ = 0;
+  bool is_measured_ = false;
+};
+
+}  // namespace flashoverlap::cuda

@@ -1,0 +1,143 @@
+#include "prepared_cuda_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "core/fail.h"
+
+namespace flashoverlap::cuda {
+namespace {
+
+constexpr std::int64_t kAlignment = 1024;
+
+std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+bool is_same(const Operands& x, const Operands& y) {
+  const Epilogue& e = x.epilogue;
+  const Epilogue& f = y.epilogue;
+  return x.a == y.a && x.lda == y.lda && x.b == y.b && x.ldb == y.ldb && x.out == y.out && x.ldo == y.ldo &&
+         e.bias == f.bias && e.residual == f.residual && e.residual_ld == f.residual_ld &&
+         e.residual_out == f.residual_out && e.residual_out_ld == f.residual_out_ld &&
+         e.rms_norm_weight == f.rms_norm_weight;
+}
+
+}  // namespace
+
+PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
+                                   std::vector<const SignalGemmVariant*> variants, bool as_serial)
+    : device_(device), plan_(std::move(plan)), variants_(std::move(variants)) {
+  std::set<std::int64_t> awaited;
+  for (const Transfer& transfer : plan_.transfers) {
+    if (transfer.trigger.kind == TriggerKind::kGroup) awaited.insert(transfer.trigger.index);
+    transfers_output_ = transfers_output_ || transfer.source.buffer == BufferKind::kOutput ||
+                        transfer.destination.buffer == BufferKind::kOutput;
+  }
+  all_groups_awaited_ = awaited.size() == plan_.groups.size();
+  if (as_serial) {
+    serial_ = std::make_unique<SerialBaseline>(device, plan_);
+  } else {
+    // Variants with one tile shape may differ in the signals of a tile, and the tables hold the sums of
+    // those.
+    std::erase_if(variants_, [&](const SignalGemmVariant* variant) {
+      return variant->signals_per_tile != variants_.front()->signals_per_tile;
+    });
+    for (const SignalGemmVariant* variant : variants_) variant->load();
+    tables_ = std::make_unique<DevicePlan>(device, plan_, *variants_.front());
+  }
+}
+
+std::int64_t PreparedCudaPlan::workspace_bytes() const {
+  const std::int64_t size = size_of(plan_.dtype);
+  if (serial_ != nullptr) return aligned(serial_->scratch_size() * size);
+  const std::int64_t dense = transfers_output_ ? aligned(plan_.output_rows * plan_.output_cols * size) : 0;
+  return aligned(plan_.packed_size * size) + aligned(plan_.received_size * size) + dense;
+}
+
+void* PreparedCudaPlan::packed() const {
+  return workspace_->memory.data();
+}
+
+void* PreparedCudaPlan::received() const {
+  return static_cast<char*>(workspace_->memory.data()) + aligned(plan_.packed_size * size_of(plan_.dtype));
+}
+
+void* PreparedCudaPlan::dense_output() const {
+  return static_cast<char*>(received()) + aligned(plan_.received_size * size_of(plan_.dtype));
+}
+
+void* PreparedCudaPlan::plain_output() {
+  const std::int64_t bytes = plan_.grid.rows() * plan_.grid.cols() * size_of(plan_.dtype);
+  if (plain_output_.bytes() < bytes)
+    plain_output_ = DeviceBuffer(device_, bytes, "the output of the plain GEMM");
+  return plain_output_.data();
+}
+
+const SignalGemmVariant& PreparedCudaPlan::variant_for(const Operands& operands) const {
+  const auto is_multiple = [](const void* pointer, std::int64_t ld, std::int64_t elements) {
+    return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(elements * 2) == 0 &&
+           ld % elements == 0;
+  };
+  for (const SignalGemmVariant* variant : variants_) {
+    if (is_multiple(operands.a, operands.lda, variant->operand_alignment) &&
+        is_multiple(operands.b, operands.ldb, variant->operand_alignment)) {
+      return *variant;
+    }
+  }
+  core::fail(ErrorKind::kBadArgument,
+             "{}: a at {} with lda {}, b at {} with ldb {}: addresses and leading dimensions must be "
+             "multiples of {} elements for "
+             "the GEMM with tiles of {}x{} ({})",
+             plan_.operation, operands.a, operands.lda, operands.b, operands.ldb,
+             variants_.front()->operand_alignment, plan_.grid.tile_m(), plan_.grid.tile_n(),
+             variants_.front()->name);
+}
+
+const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* output, std::int64_t ldo,
+                                           bool plain, int num_sms) {
+  const Key key{operands.a, operands.b, output, operands.lda, operands.ldb, ldo, plain};
+  const auto found =
+      std::find_if(launches_.begin(), launches_.end(), [&](const Entry& entry) { return entry.key == key; });
+  if (found != launches_.end()) return *found->gemm;
+  SignalGemmArguments arguments;
+  arguments.m = static_cast<int>(plan_.grid.rows());
+  arguments.n = static_cast<int>(plan_.grid.cols());
+  arguments.k = static_cast<int>(plan_.grid.k());
+  arguments.a = operands.a;
+  arguments.lda = operands.lda;
+  arguments.b = operands.b;
+  arguments.ldb = operands.ldb;
+  arguments.packed = plain || plan_.packed_size == 0 ? nullptr : packed();
+  arguments.packed_size = plain ? 0 : plan_.packed_size;
+  arguments.output = plain || writes_in_place() ? output : nullptr;
+  arguments.ldd = ldo;
+  arguments.tables = plain ? tables_->plain_tables() : tables_->tables();
+  // Without transfers nobody waits, and nobody would set the counters back.
+  arguments.counters = plain || plan_.transfers.empty() ? nullptr : tables_->counters();
+  arguments.num_sms = num_sms;
+  Entry entry{key, variant_for(operands).prepare(arguments)};
+  if (launches_.size() < kKept) {
+    launches_.push_back(std::move(entry));
+    return *launches_.back().gemm;
+  }
+  Entry& oldest = launches_[next_launch_++ % kKept];
+  oldest = std::move(entry);
+  return *oldest.gemm;
+}
+
+bool PreparedCudaPlan::knows(const Operands& operands) const {
+  return std::any_of(known_.begin(), known_.end(),
+                     [&](const Operands& known) { return is_same(known, operands); });
+}
+
+void PreparedCudaPlan::remember(const Operands& operands) {
+  if (known_.size() < kKept) {
+    known_.push_back(operands);
+  } else {
+    known_[next_known_++ % kKept] = operands;
+  }
+}
+
+}  // namespace flashoverlap::cuda

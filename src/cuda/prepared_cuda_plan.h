@@ -1,0 +1,86 @@
+// A plan with everything that the GPU executor derives from it.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "device_plan.h"
+#include "flashoverlap/executor.h"
+#include "serial_baseline.h"
+
+namespace flashoverlap::cuda {
+
+/// Scratch memory of one executor. Its calls follow one another on the device, so they share it. A plan keeps
+/// the block that it was prepared with, so a graph captured from it stays good when a later plan makes the
+/// executor take a larger one.
+struct Workspace {
+  DeviceBuffer memory;
+};
+
+class PreparedCudaPlan final : public PreparedPlan {
+ public:
+  PreparedCudaPlan(int device, OverlapPlan plan, std::vector<const SignalGemmVariant*> variants,
+                   bool as_serial);
+
+  [[nodiscard]] const OverlapPlan& plan() const override { return plan_; }
+  /// Bytes of workspace: packed and received buffer and, for an output with gaps between its rows, one
+  /// without.
+  [[nodiscard]] std::int64_t workspace_bytes() const;
+  void set_workspace(std::shared_ptr<Workspace> workspace) { workspace_ = std::move(workspace); }
+
+  [[nodiscard]] SerialBaseline* serial() const { return serial_.get(); }
+  [[nodiscard]] const DevicePlan& tables() const { return *tables_; }
+  /// Whether a group is waited for by a transfer; the counters of the others are cleared after the call.
+  [[nodiscard]] bool all_groups_awaited() const { return all_groups_awaited_; }
+  [[nodiscard]] bool writes_in_place() const { return plan_.placement.segments.empty(); }
+  [[nodiscard]] bool transfers_output() const { return transfers_output_; }
+
+  [[nodiscard]] void* packed() const;
+  [[nodiscard]] void* received() const;
+  /// A dense [output rows, n] matrix, for a call whose output is not dense but travels.
+  [[nodiscard]] void* dense_output() const;
+  [[nodiscard]] void* scratch() const { return workspace_->memory.data(); }
+  [[nodiscard]] std::int64_t scratch_bytes() const { return workspace_->memory.bytes(); }
+
+  /// The launch for these matrices; made on their first use, then kept. `is_new` says which.
+  const PreparedGemm& gemm(const Operands& operands, void* output, std::int64_t ldo, bool plain, int num_sms);
+  /// Whether these matrices have been seen, so that they need no check again.
+  [[nodiscard]] bool knows(const Operands& operands) const;
+  void remember(const Operands& operands);
+  /// [m, n] scratch for Mode::kPlainGemm, taken on first use.
+  void* plain_output();
+
+ private:
+  struct Key {
+    const void* a = nullptr;
+    const void* b = nullptr;
+    const void* output = nullptr;
+    std::int64_t lda = 0, ldb = 0, ldo = 0;
+    bool plain = false;
+    bool operator==(const Key&) const = default;
+  };
+  struct Entry {
+    Key key;
+    std::unique_ptr<PreparedGemm> gemm;
+  };
+  [[nodiscard]] const SignalGemmVariant& variant_for(const Operands& operands) const;
+
+  int device_;
+  OverlapPlan plan_;
+  std::vector<const SignalGemmVariant*> variants_;
+  std::unique_ptr<DevicePlan> tables_;
+  std::unique_ptr<SerialBaseline> serial_;
+  std::shared_ptr<Workspace> workspace_;
+  bool all_groups_awaited_ = false;
+  bool transfers_output_ = false;
+  static constexpr std::size_t kKept = 16;  // launches; the oldest makes room
+  std::vector<Entry> launches_;
+  std::size_t next_launch_ = 0;
+  std::vector<Operands> known_;
+  std::size_t next_known_ = 0;
+  DeviceBuffer plain_output_;
+};
+
+}  // namespace flashoverlap::cuda

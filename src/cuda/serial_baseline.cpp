@@ -1,0 +1,237 @@
+#include "serial_baseline.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "check.h"
+#include "core/fail.h"
+#include "cuda_stream.h"
+
+namespace flashoverlap::cuda {
+namespace {
+
+std::size_t index(std::int64_t value) {
+  return static_cast<std::size_t>(value);
+}
+
+bool is_plain(const Epilogue& e) {
+  return e.bias == nullptr && e.activation == Activation::kNone && e.residual == nullptr &&
+         e.residual_out == nullptr && e.rms_norm_weight == nullptr;
+}
+
+// The rank that each row of D goes to, read off where its first column is placed.
+std::vector<std::int32_t> destinations_of(const OverlapPlan& plan, std::int64_t m) {
+  struct Chunk {
+    std::int64_t begin;
+    std::int32_t rank;
+  };
+  std::vector<Chunk> chunks;
+  for (const Transfer& transfer : plan.transfers) {
+    std::int64_t offset = transfer.source.offset;
+    for (std::int32_t r = 0; r < plan.world_size; ++r) {
+      chunks.push_back({offset, r});
+      offset += transfer.send_counts.empty() ? transfer.source.count / plan.world_size
+                                             : transfer.send_counts[index(r)];
+    }
+  }
+  std::stable_sort(chunks.begin(), chunks.end(),
+                   [](const Chunk& a, const Chunk& b) { return a.begin < b.begin; });
+  std::vector<std::int32_t> destinations(index(m), 0);
+  for (std::int64_t t = 0; t < plan.grid.num_tiles(); ++t) {
+    const Tile& tile = plan.grid.tile(t);
+    if (tile.col_begin != 0) continue;
+    for (const PlacementSegment& segment : plan.placement.of_tile(t)) {
+      // Of several chunks that begin there, all but the last are empty.
+      const auto after =
+          std::upper_bound(chunks.begin(), chunks.end(), segment.offset,
+                           [](std::int64_t offset, const Chunk& chunk) { return offset < chunk.begin; });
+      std::fill_n(destinations.begin() + tile.row_begin + segment.row_begin, segment.rows, (after - 1)->rank);
+    }
+  }
+  return destinations;
+}
+
+template <class T>
+DeviceBuffer upload_table(int device, const std::vector<T>& host) {
+  DeviceBuffer buffer(device, static_cast<std::int64_t>(host.size() * sizeof(T)),
+                      "tables of the serial baseline");
+  upload(device, buffer.data(), host.data(), host.size() * sizeof(T));
+  return buffer;
+}
+
+}  // namespace
+
+Verdict SerialBaseline::can_run(const OverlapPlan& plan) {
+  for (const Transfer& transfer : plan.transfers) {
+    if (transfer.kind != plan.transfers.front().kind)
+      return core::no("the plan has transfers of several kinds");
+    if (transfer.trigger.kind != TriggerKind::kGroup)
+      return core::no("a transfer of the plan does not follow a group");
+  }
+  if (!plan.gates.empty()) return core::no("the plan has gates");
+  if (plan.transfers.empty()) return {};
+  const TransferKind kind = plan.transfers.front().kind;
+  if (kind != TransferKind::kAllReduce && kind != TransferKind::kReduceScatter &&
+      kind != TransferKind::kAllToAll) {
+    return core::no("no serial counterpart of {}", name_of(kind));
+  }
+  return {};
+}
+
+SerialBaseline::SerialBaseline(int device, const OverlapPlan& plan)
+    : device_(device), plan_(plan), m_(plan.grid.rows()) {
+  if (const Verdict verdict = can_run(plan); !verdict) {
+    core::fail(ErrorKind::kUnsupported, "serial baseline of {}: {}", plan.operation, verdict.reason);
+  }
+  if (plan.transfers.empty()) return;
+  kind_ = plan.transfers.front().kind;
+  if (kind_ == TransferKind::kAllReduce) return;
+  const std::vector<std::int32_t> destinations = destinations_of(plan, m_);
+  send_counts_.assign(index(plan.world_size), 0);
+  receive_counts_.assign(index(plan.world_size), 0);
+  for (const std::int32_t destination : destinations) send_counts_[index(destination)] += plan.output_cols;
+  for (const Transfer& transfer : plan.transfers) {
+    for (std::size_t r = 0; r < transfer.receive_counts.size(); ++r)
+      receive_counts_[r] += transfer.receive_counts[r];
+  }
+  if (std::is_sorted(destinations.begin(), destinations.end())) return;
+  order_.resize(index(m_));
+  std::iota(order_.begin(), order_.end(), 0);
+  std::stable_sort(order_.begin(), order_.end(), [&](std::int64_t a, std::int64_t b) {
+    return destinations[index(a)] < destinations[index(b)];
+  });
+  std::vector<std::int32_t> band_of_row(index(m_));
+  std::vector<DeviceBand> bands;
+  std::vector<DevicePiece> pieces;
+  for (std::int32_t row = 0; row < m_; ++row) {
+    band_of_row[index(row)] = row;
+    bands.push_back({.row_begin = row,
+                     .first_piece = row,
+                     .num_pieces = 1,
+                     .piece_cols = static_cast<std::int32_t>(plan.output_cols)});
+    pieces.push_back({.offset = order_[index(row)] * plan.output_cols,
+                      .col_begin = 0,
+                      .cols = static_cast<std::int32_t>(plan.output_cols)});
+  }
+  band_of_row_ = upload_table(device, band_of_row);
+  bands_ = upload_table(device, bands);
+  pieces_ = upload_table(device, pieces);
+}
+
+// D, its rows in order of destination, and what is received: the last two only where needed, but their place
+// is cheap.
+std::int64_t SerialBaseline::scratch_size() const {
+  const std::int64_t matrix = m_ * plan_.output_cols;
+  return matrix + (is_permuted() ? matrix : 0) + plan_.output_rows * plan_.output_cols;
+}
+
+void SerialBaseline::prepare_gemm(const Operands& operands, void* d, std::int64_t ldd, int num_sms,
+                                  bool measure, cudaStream_t stream) {
+  const CublasGemm::Shape shape{.m = m_,
+                                .n = plan_.output_cols,
+                                .k = plan_.grid.k(),
+                                .lda = operands.lda,
+                                .ldb = operands.ldb,
+                                .ldd = ldd};
+  if (shape.m == 0 || shape.n == 0 || shape.k == 0) return;
+  if (gemm_ == nullptr || gemm_->shape() != shape)
+    gemm_ = std::make_unique<CublasGemm>(device_, plan_.dtype, shape, num_sms);
+  if (measure && !gemm_->is_measured() && !is_capturing(stream))
+    gemm_->measure(operands.a, operands.b, d, stream);
+}
+
+void SerialBaseline::multiply(const Operands& operands, void* d, std::int64_t ldd,
+                              cudaStream_t stream) const {
+  const std::int64_t n = plan_.output_cols;
+  const std::int64_t k = plan_.grid.k();
+  if (m_ == 0 || n == 0) return;
+  if (k == 0) {
+    const auto width = static_cast<std::size_t>(n * size_of(plan_.dtype));
+    FLASHOVERLAP_CUDA_CHECK(cudaMemset2DAsync(d, static_cast<std::size_t>(ldd * size_of(plan_.dtype)), 0,
+                                              width, static_cast<std::size_t>(m_), stream));
+    return;
+  }
+  gemm_->launch(operands.a, operands.b, d, stream);
+}
+
+void SerialBaseline::communicate(const void* send, void* receive, Communicator& communicator,
+                                 Stream& stream) const {
+  const TransferLabel label{.operation = plan_.operation, .group = 0, .transfer = 0};
+  switch (kind_) {
+    case TransferKind::kAllReduce:
+      return communicator.all_reduce(send, receive, plan_.output_rows * plan_.output_cols, plan_.dtype,
+                                     stream, label);
+    case TransferKind::kReduceScatter:
+      return communicator.reduce_scatter(send, receive, send_counts_, plan_.dtype, stream, label);
+    default:
+      return communicator.all_to_all(send, send_counts_, receive, receive_counts_, plan_.dtype, stream,
+                                     label);
+  }
+}
+
+void SerialBaseline::run(const Operands& operands, Mode mode, void* scratch, int num_sms, bool measure,
+                         Communicator& communicator, const Streams& streams, EventLog& log) {
+  const std::int64_t n = plan_.output_cols;
+  const std::int64_t matrix_bytes = m_ * n * size_of(plan_.dtype);
+  auto* const d_scratch = static_cast<char*>(scratch);
+  char* const sorted = d_scratch + matrix_bytes;
+  char* const received_scratch = sorted + (is_permuted() ? matrix_bytes : 0);
+  const bool communicates = !plan_.transfers.empty();
+  // With the output's rows one after the other, the collective writes there directly; an all-reduce also
+  // works in place.
+  void* const received = operands.ldo == n ? operands.out : received_scratch;
+  void* const d = !communicates || kind_ == TransferKind::kAllReduce ? received : d_scratch;
+
+  if (mode != Mode::kCommunicationOnly) {
+    prepare_gemm(operands, d, n, num_sms, measure, streams.caller);
+    log.begin(streams.caller, "GEMM", "cuBLAS", SpanKind::kCompute);
+    multiply(operands, d, n, streams.caller);
+    log.end(streams.caller);
+  }
+  if (mode == Mode::kGemmOnly || mode == Mode::kPlainGemm) return;
+  const void* send = d;
+  if (is_permuted()) {
+    RestoreParams gather{.dtype = plan_.dtype,
+                         .rows = m_,
+                         .n = n,
+                         .source = d,
+                         .restore = {},
+                         .out = sorted,
+                         .ldo = n,
+                         .epilogue = {}};
+    gather.restore = {.band_of_row = static_cast<const std::int32_t*>(band_of_row_.data()),
+                      .bands = static_cast<const DeviceBand*>(bands_.data()),
+                      .pieces = static_cast<const DevicePiece*>(pieces_.data()),
+                      .is_aligned = n % 8 == 0};
+    if (mode == Mode::kRun) launch_restore(gather, streams.caller);
+    send = sorted;
+  }
+  if (communicates) {
+    const cudaStream_t on = cuda_stream_of(*streams.communication, "serial baseline");
+    const bool forks = on != streams.caller;
+    if (forks) {
+      fork_.record(streams.caller);
+      fork_.wait_on(on);
+    }
+    log.begin(on, "communication 0", std::string(name_of(kind_)), SpanKind::kCommunication);
+    communicate(send, received, communicator, *streams.communication);
+    log.end(on);
+    if (forks) {
+      join_.record(on);
+      join_.wait_on(streams.caller);
+    }
+  }
+  if (mode == Mode::kCommunicationOnly || (received == operands.out && is_plain(operands.epilogue))) return;
+  launch_restore({.dtype = plan_.dtype,
+                  .rows = plan_.output_rows,
+                  .n = n,
+                  .source = received,
+                  .source_ld = n,
+                  .restore = {},
+                  .out = operands.out,
+                  .ldo = operands.ldo,
+                  .epilogue = operands.epilogue},
+                 streams.caller);
+}
+
+}  // namespace flashoverlap::cuda
