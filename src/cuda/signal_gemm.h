@@ -23,7 +23,8 @@ struct SignalGemmArguments {
   int k = 0;                    ///< columns of A and B, >= 1
   const void* a = nullptr;      ///< [m, k] row-major
   std::int64_t lda = 0;         ///< elements from row to row of A, >= k
-  const void* b = nullptr;      ///< [n, k] row-major
+  const void* b = nullptr;      ///< [num_weights * n, k] row-major
+  int num_weights = 1;          ///< matrices stacked in B; a tile says which it multiplies with
   std::int64_t ldb = 0;         ///< elements from row to row of B, >= k
   void* packed = nullptr;       ///< the packed send buffer; may be null where no tile is placed in it
   std::int64_t packed_size = 0; ///< its elements

@@ -66,7 +66,7 @@ struct Config {
       cute::identity>;
 
   static_assert(kTileN % 64 == 0 && kTileM % (kIsPingpong ? 64 : 128) == 0);
-  static_assert(kAtomsPerWarpgroup * kTileN <= 256, "accumulators must fit 128 registers a thread");
+  static_assert(kAtomsPerWarpgroup * kTileN <= 384, "at most 192 accumulators a thread");
 };
 
 }  // namespace flashoverlap::cuda::sm90

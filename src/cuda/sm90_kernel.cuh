@@ -10,6 +10,7 @@
 #include <cutlass/arch/reg_reconfig.h>
 #include <cutlass/pipeline/pipeline.hpp>
 
+#include "schedule_walk.cuh"
 #include "sm90_config.cuh"
 #include "sm90_store.cuh"
 
@@ -21,13 +22,10 @@ struct KernelParams {
   CUtensorMap in_place_map;
   CUtensorMap whole_map;
   CUtensorMap slab_map;
-  std::int32_t m;
-  std::int32_t n;
   std::int32_t k;
+  std::int32_t weight_rows;  // rows of B: n, or n times the number of stacked weights
   DeviceTables tables;
-  std::uint16_t* packed;
-  std::uint16_t* output;
-  std::int64_t ldd;
+  OutputParams output;
   bool in_place_by_bulk;
   // Counting table. Written by: the store warps, red.release.gpu, one addition per part of a tile. Waited for by: one waiter
   // per group (wait.h), acquire at gpu scope. Reset by: that waiter, to zero, once the group is complete; so a launch leaves
@@ -45,38 +43,6 @@ struct SharedStorage {
   alignas(16) typename Mainloop::PipelineStorage pipeline;
   alignas(16) typename Order::SharedStorage order;
   StagingBarriers<Config::kStagingSlots> staging_barriers[Config::kConsumerWarpgroups];
-};
-
-// The walk over the schedule. The next entry is read while the current tile is worked on.
-class ScheduleWalk {
- public:
-  __device__ ScheduleWalk(const DeviceTables& tables, int first, int step)
-      : tables_(tables), position_(first), step_(step) {
-    fetch();
-    advance();
-  }
-  __device__ bool done() const { return done_; }
-  __device__ const TileWork& work() const { return work_; }
-  __device__ void advance() {
-    work_ = next_;
-    done_ = position_ >= tables_.num_positions;
-    position_ += step_;
-    fetch();
-  }
-
- private:
-  __device__ void fetch() {
-    if (position_ < tables_.num_positions) {
-      const int4 raw = __ldg(reinterpret_cast<const int4*>(tables_.schedule + position_));
-      next_ = {raw.x, raw.y, raw.z, static_cast<std::uint32_t>(raw.w)};
-    }
-  }
-  const DeviceTables& tables_;
-  int position_;
-  int step_;
-  bool done_ = false;
-  TileWork work_;
-  TileWork next_;
 };
 
 template <class Config>
@@ -153,20 +119,28 @@ struct Kernel {
     return ScheduleWalk(params.tables, place.cluster, place.clusters);
   }
 
+  static __device__ int num_k_tiles(const Params& params) { return (params.k + Config::kTileK - 1) / Config::kTileK; }
+
   static __device__ void load(const Params& params, Storage& storage, Pipeline& pipeline, const Place& place) {
     using namespace cute;
     Mainloop mainloop;
-    const auto problem = make_shape(params.m, params.n, params.k, 1);
-    const auto inputs = mainloop.load_init(problem, params.mainloop);
-    const int k_tiles = size<3>(get<0>(inputs));
+    using X = Underscore;
+    constexpr typename Config::TileShape kTile{};
+    const Tensor a = params.mainloop.tma_load_a.get_tma_tensor(make_shape(params.output.m, params.k, 1));
+    const Tensor b = params.mainloop.tma_load_b.get_tma_tensor(make_shape(params.weight_rows, params.k, 1));
+    const int k_tiles = num_k_tiles(params);
     PipelineState state = cutlass::make_producer_start_state<Pipeline>();
     for (ScheduleWalk walk(params.tables, place.cluster, place.clusters); !walk.done(); walk.advance()) {
       // A gate (a slice of A or B that another rank still sends) would be waited for here, before the tile's first load.
-      const int m_block = walk.work().tile_row * Config::kClusterM + place.block_row();
-      const int n_block = walk.work().tile_col * Config::kClusterN + place.block_col();
-      mainloop.load(params.mainloop, pipeline, state, inputs, make_coord(m_block, n_block, _, 0),
-                    make_coord_iterator(shape<3>(get<0>(inputs))), k_tiles, place.lane,
-                    static_cast<std::uint32_t>(place.block_in_cluster), storage.operands);
+      // Tiles may start at any row: a plan cuts them from each owner's or expert's first row.
+      const int row = walk.work().row_begin + place.block_row() * Config::kTileM;
+      const int weight_row = walk.work().weight_row + place.block_col() * Config::kTileN;
+      const auto a_tiles = local_tile(domain_offset(make_coord(row, 0, 0), a), kTile, make_coord(_, _, _), Step<_1, X, _1>{});
+      const auto b_tiles =
+          local_tile(domain_offset(make_coord(weight_row, 0, 0), b), kTile, make_coord(_, _, _), Step<X, _1, _1>{});
+      mainloop.load(params.mainloop, pipeline, state, cute::make_tuple(a_tiles, b_tiles), make_coord(0, 0, _, 0),
+                    make_coord_iterator(k_tiles), k_tiles, place.lane, static_cast<std::uint32_t>(place.block_in_cluster),
+                    storage.operands);
       state.advance(k_tiles);
     }
     // A block must not exit while a neighbour may still signal its barriers.
@@ -178,7 +152,7 @@ struct Kernel {
     using namespace cute;
     Mainloop mainloop;
     typename Config::TiledMma tiled_mma;
-    const int k_tiles = (params.k + Config::kTileK - 1) / Config::kTileK;
+    const int k_tiles = num_k_tiles(params);
     const int thread = static_cast<int>(threadIdx.x) - Config::kWarpgroupThreads * (Config::kIsPingpong ? 1 + consumer : 1);
     PipelineState state;
     StagingState<kSlots> staging;
@@ -204,7 +178,7 @@ struct Kernel {
       CUTLASS_PRAGMA_UNROLL
       for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk) {
         wait_barrier(&barriers.empty[staging.slot], staging.phase ^ 1);
-        stage_chunk<Element>(storage.staging[consumer].chunks[staging.slot], accumulators,
+        stage_chunk<std::is_same_v<Element, cutlass::bfloat16_t>>(storage.staging[consumer].chunks[staging.slot], accumulators,
                              atom * (Config::kTileN / 2) + chunk * 32, place.warp_in_group, place.lane);
         ptx::fence_proxy_async_shared();
         __syncwarp();
@@ -215,67 +189,30 @@ struct Kernel {
   }
 
   static __device__ StoreParams store_params(const Params& params) {
-    return {.in_place_map = params.in_place_by_bulk ? &params.in_place_map : nullptr,
+    return {.output = params.output,
+            .in_place_map = params.in_place_by_bulk ? &params.in_place_map : nullptr,
             .whole_map = &params.whole_map,
-            .slab_map = &params.slab_map,
-            .packed = params.packed,
-            .output = params.output,
-            .ldd = params.ldd,
-            .m = params.m,
-            .n = params.n,
-            .row_offsets = params.tables.row_offsets,
-            .slab_rows_of = params.tables.slab_rows_of,
-            .slab_rows = params.tables.slab_rows};
+            .slab_map = &params.slab_map};
   }
 
   static __device__ void store(const Params& params, Storage& storage, const Place& place, int consumer) {
     const StoreParams out = store_params(params);
-    auto& barriers = storage.staging_barriers[consumer];
-    StagingState<kSlots> staging;
+    ChunkStorer<kSlots, Config::kPlanTileN> storer(out, storage.staging[consumer], storage.staging_barriers[consumer],
+                                                   place.lane);
     for (ScheduleWalk walk = consumer_walk(params, place, consumer); !walk.done(); walk.advance()) {
-      const TileWork work = walk.work();
-      const bool is_bulk = is_bulk_store(out, work.store);
-      StagingState<kSlots> oldest = staging;
+      const TileWork& work = walk.work();
       for (int atom = 0; atom < Config::kAtomsPerWarpgroup; ++atom) {
         const int atom_row = Config::kIsPingpong ? atom * 64 : atom * 128 + consumer * 64;
         for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk) {
-          const TilePosition at{.row_in_tile = place.block_row() * Config::kTileM + atom_row,
-                                .col_in_tile = place.block_col() * Config::kTileN + chunk * kChunkCols,
-                                .tile_first_row = work.tile_row * Config::kPlanTileM,
-                                .tile_first_col = work.tile_col * Config::kPlanTileN};
-          const std::uint8_t* from = storage.staging[consumer].chunks[staging.slot];
-          wait_barrier(&barriers.full[staging.slot], staging.phase);
-          const bool is_first = atom == 0 && chunk == 0;
-          if (!is_bulk) {
-            copy_chunk_rows(out, from, work.store, at, place.lane);
-            __syncwarp();
-            if (place.lane == 0) ptx::mbarrier_arrive_release_cta(&barriers.empty[staging.slot]);
-          } else if (place.lane == 0) {
-            bulk_store_chunk(out, from, work.store, at);
-            if (!is_first) {
-              ptx::bulk_wait_group_read<1>();
-              release_read_slots(barriers, oldest);
-            }
-          }
-          staging.advance();
+          storer.store(work, {.row = place.block_row() * Config::kTileM + atom_row,
+                              .col = place.block_col() * Config::kTileN + chunk * kChunkCols});
         }
       }
-      if (place.lane == 0) finish_tile(params, barriers, oldest, work.group, is_bulk);
-      __syncwarp();
+      storer.finish_tile();
+      if (place.lane == 0 && params.counters != nullptr && work.group >= 0) {
+        ptx::red_release_gpu_add(params.counters + work.group, 1);
+      }
     }
-  }
-
-  // By one thread: the tile's last slot is released, its stores are complete, its group counts it.
-  static __device__ void finish_tile(const Params& params, StagingBarriers<kSlots>& barriers, StagingState<kSlots>& oldest,
-                                     int group, bool is_bulk) {
-    if (is_bulk) {
-      ptx::bulk_wait_group_read<0>();
-      release_read_slots(barriers, oldest);
-      // Not `.read`: the data must have reached global memory before the addition below is seen.
-      ptx::bulk_wait_group<0>();
-    }
-    // The other lanes' stores of the general path happen before this through __syncwarp, and the release is cumulative.
-    if (params.counters != nullptr && group >= 0) ptx::red_release_gpu_add(params.counters + group, 1);
   }
 };
 

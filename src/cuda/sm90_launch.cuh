@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "check.h"
+#include "gemm_arguments.h"
 #include "signal_gemm.h"
 #include "sm90_kernel.cuh"
 #include "tensor_map.h"
@@ -32,19 +33,16 @@ template <class Config>
 KernelParams<Config> make_params(const SignalGemmArguments& args) {
   using Mainloop = typename Config::Mainloop;
   using Element = typename Config::Element;
-  const auto shape = cute::make_shape(args.m, args.n, args.k, 1);
+  const auto shape = cute::make_shape(args.m, args.n * args.num_weights, args.k, 1);
   const typename Config::StrideRowMajor stride_a{args.lda, {}, args.lda * args.m};
-  const typename Config::StrideRowMajor stride_b{args.ldb, {}, args.ldb * args.n};
+  const typename Config::StrideRowMajor stride_b{args.ldb, {}, args.ldb * args.n * args.num_weights};
   KernelParams<Config> params{};
   params.mainloop = Mainloop::to_underlying_arguments(
       shape, {static_cast<const Element*>(args.a), stride_a, static_cast<const Element*>(args.b), stride_b}, nullptr);
-  params.m = args.m;
-  params.n = args.n;
   params.k = args.k;
+  params.weight_rows = args.n * args.num_weights;
   params.tables = args.tables;
-  params.packed = static_cast<std::uint16_t*>(args.packed);
-  params.output = static_cast<std::uint16_t*>(args.output);
-  params.ldd = args.ldd;
+  params.output = make_output_params(args);
   params.in_place_by_bulk = args.output != nullptr && is_copy_engine_aligned(args.output, args.ldd);
   params.counters = args.counters;
   if (params.in_place_by_bulk) params.in_place_map = make_store_map(args.output, args.m, args.n, args.ldd, kChunkRows);
@@ -59,9 +57,7 @@ KernelParams<Config> make_params(const SignalGemmArguments& args) {
 
 template <class Config>
 void check_arguments(const SignalGemmArguments& args) {
-  if (args.m < 1 || args.n < 1 || args.k < 1) {
-    throw_bad_argument("signal GEMM: m, n, k must be >= 1, got %d, %d, %d", args.m, args.n, args.k);
-  }
+  check_shape(args, 1);
   if (!is_copy_engine_aligned(args.a, args.lda) || !is_copy_engine_aligned(args.b, args.ldb)) {
     throw_bad_argument("signal GEMM on sm_90a: A, B, lda, ldb must be multiples of 16 bytes; got A %p, lda %lld, B %p, ldb %lld",
                        args.a, static_cast<long long>(args.lda), args.b, static_cast<long long>(args.ldb));

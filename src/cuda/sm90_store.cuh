@@ -11,15 +11,10 @@
 // anew with every launch.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cutlass/bfloat16.h>
-#include <cutlass/half.h>
-
 #include <cstdint>
-#include <type_traits>
 
 #include "ptx.cuh"
+#include "row_store.cuh"
 #include "tile_work.h"
 
 namespace flashoverlap::cuda::sm90 {
@@ -71,135 +66,137 @@ __device__ __forceinline__ std::uint32_t swizzled_offset(int row, int vector) {
   return static_cast<std::uint32_t>(row * 128 + ((vector ^ (row & 7)) << 4));
 }
 
-// Two float32 values rounded to nearest even, the first in the lower half.
-template <class Element>
-__device__ __forceinline__ std::uint32_t pack2(float low, float high) {
-  if constexpr (std::is_same_v<Element, cutlass::bfloat16_t>) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const std::uint32_t&>(pair);
-  } else {
-    static_assert(std::is_same_v<Element, cutlass::half_t>);
-    const __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<const std::uint32_t&>(pair);
-  }
-}
-
 // Writes one chunk of the accumulators of a warpgroup. `acc` holds the 32 values that this thread has of the chunk, in the
 // order of the m64nNk16 instruction: for each 8 columns two of row lane / 4, then two of eight rows below.
-template <class Element, class Accumulator>
+template <bool kIsBf16, class Accumulator>
 __device__ __forceinline__ void stage_chunk(std::uint8_t* chunk, const Accumulator& acc, int first, int warp_in_group, int lane) {
   const int row = warp_in_group * 16 + (lane & 15);
-  CUTLASS_PRAGMA_UNROLL
+#pragma unroll
   for (int pair = 0; pair < kChunkCols / 16; ++pair) {
     const int at = first + pair * 8;
-    ptx::stmatrix_x4(chunk + swizzled_offset(row, pair * 2 + (lane >> 4)), pack2<Element>(acc(at), acc(at + 1)),
-                     pack2<Element>(acc(at + 2), acc(at + 3)), pack2<Element>(acc(at + 4), acc(at + 5)),
-                     pack2<Element>(acc(at + 6), acc(at + 7)));
+    ptx::stmatrix_x4(chunk + swizzled_offset(row, pair * 2 + (lane >> 4)), pack2<kIsBf16>(acc(at), acc(at + 1)),
+                     pack2<kIsBf16>(acc(at + 2), acc(at + 3)), pack2<kIsBf16>(acc(at + 4), acc(at + 5)),
+                     pack2<kIsBf16>(acc(at + 6), acc(at + 7)));
   }
 }
 
-// Where a plan tile and this block's part of it lie.
-struct TilePosition {
-  std::int32_t row_in_tile;  // first row of the chunk within the plan tile
-  std::int32_t col_in_tile;
-  std::int32_t tile_first_row;  // of the plan tile in D
-  std::int32_t tile_first_col;
-};
-
-// Everything a store warp needs to know about the output; constant over the launch.
+// What a store warp needs to know about the output; constant over the launch.
 struct StoreParams {
+  OutputParams output;
   const void* in_place_map;  // D, boxes of 64 x 64; null where D's stride or address is not a multiple of 16 bytes
-  const void* whole_map;     // the packed buffer as rows of one tile width, boxes of 64 x 64
+  const void* whole_map;     // the packed buffer as rows of tile_cols elements, boxes of 64 x 64
   const void* slab_map;      // the same, boxes of slab_rows x 64
-  std::uint16_t* packed;
-  std::uint16_t* output;
-  std::int64_t ldd;
-  std::int32_t m;
-  std::int32_t n;
-  const std::int64_t* row_offsets;
-  const std::int32_t* slab_rows_of;
-  std::int32_t slab_rows;
 };
 
-// Stores the first `cols` (at most 8) elements of a 16-byte vector, with accesses as wide as the address allows.
-__device__ __forceinline__ void store_vector(std::uint16_t* to, const uint4& vector, int cols) {
-  const auto address = reinterpret_cast<std::uintptr_t>(to);
-  if (cols >= 8 && (address & 15) == 0) {
-    *reinterpret_cast<uint4*>(to) = vector;
-  } else if (cols >= 8 && (address & 3) == 0) {
-    auto* words = reinterpret_cast<std::uint32_t*>(to);
-    words[0] = vector.x;
-    words[1] = vector.y;
-    words[2] = vector.z;
-    words[3] = vector.w;
-  } else {
-    const std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      if (i < cols) to[i] = static_cast<std::uint16_t>(words[i / 2] >> (16 * (i & 1)));
-    }
-  }
-}
+// A chunk's first row and column within its plan tile.
+struct ChunkPosition {
+  int row;
+  int col;
+};
 
 // The general path: the warp copies the chunk row by row, eight lanes a row, to wherever each row belongs.
-__device__ __forceinline__ void copy_chunk_rows(const StoreParams& params, const std::uint8_t* chunk, std::uint32_t store,
-                                                const TilePosition& at, int lane) {
-  const bool in_place = store_kind(store) == StoreKind::kInPlace;
-  const int vector = lane & 7;
-  const int col = at.col_in_tile + vector * 8;
-  const int cols_left = params.n - (at.tile_first_col + col);
-  if (cols_left <= 0) return;
+template <int kTileCols>
+__device__ __forceinline__ void copy_chunk_rows(const StoreParams& params, const TileWork& work, const ChunkPosition& at,
+                                                const std::uint8_t* chunk, int lane) {
   constexpr int kRowsPerStep = 4;
-  #pragma unroll 2
-  for (int step = 0; step < kChunkRows / kRowsPerStep; ++step) {
-    const int row = step * kRowsPerStep + (lane >> 3);
-    std::uint16_t* to = nullptr;
-    if (in_place) {
-      const int row_of_d = at.tile_first_row + at.row_in_tile + row;
-      if (row_of_d < params.m) to = params.output + row_of_d * params.ldd + at.tile_first_col + col;
-    } else {
-      const std::int64_t offset = __ldg(params.row_offsets + store_payload(store) + at.row_in_tile + row);
-      if (offset >= 0) to = params.packed + offset + col;
-    }
-    if (to != nullptr) {
-      store_vector(to, *reinterpret_cast<const uint4*>(chunk + swizzled_offset(row, vector)), cols_left);
-    }
+  const int vector = lane & 7;
+  const int col = at.col + vector * 8;
+  const int cols_left = work.cols - col;
+  const int rows_left = min(kChunkRows, work.rows - at.row);
+  if (cols_left <= 0) return;
+#pragma unroll 2
+  for (int row = lane >> 3; row < rows_left; row += kRowsPerStep) {
+    std::uint16_t* const to = row_address<kTileCols>(params.output, work, at.row + row);
+    if (to != nullptr) store_vector(to + col, *reinterpret_cast<const uint4*>(chunk + swizzled_offset(row, vector)), cols_left);
   }
 }
 
-// Whether the copy engine can store this tile's chunks.
-__device__ __forceinline__ bool is_bulk_store(const StoreParams& params, std::uint32_t store) {
-  const StoreKind kind = store_kind(store);
-  return kind == StoreKind::kWhole || kind == StoreKind::kSlabs ||
-         (kind == StoreKind::kInPlace && params.in_place_map != nullptr);
+// Whether the copy engine can store this chunk: it writes whole boxes, clipped only at the edges of the tensor.
+__device__ __forceinline__ bool is_bulk_chunk(const StoreParams& params, const TileWork& work, const ChunkPosition& at) {
+  const bool all_rows = work.rows - at.row >= kChunkRows;
+  switch (work.kind) {
+    case StoreKind::kInPlace:
+      return params.in_place_map != nullptr && (all_rows || work.row_begin + work.rows == params.output.m) &&
+             (work.cols - at.col >= kChunkCols || work.col_begin + work.cols == params.output.n);
+    case StoreKind::kWhole: return all_rows;
+    case StoreKind::kSlabs: return true;
+    default: return false;
+  }
 }
 
 // By one thread: starts the copy of one chunk and closes its bulk group.
-__device__ __forceinline__ void bulk_store_chunk(const StoreParams& params, const std::uint8_t* chunk, std::uint32_t store,
-                                                 const TilePosition& at) {
-  const int payload = static_cast<int>(store_payload(store));
-  switch (store_kind(store)) {
-    case StoreKind::kInPlace:
-      ptx::bulk_store_2d(params.in_place_map, chunk, at.tile_first_col + at.col_in_tile, at.tile_first_row + at.row_in_tile);
-      break;
-    case StoreKind::kWhole:
-      ptx::bulk_store_2d(params.whole_map, chunk, at.col_in_tile, payload + at.row_in_tile);
-      break;
-    default:
-      for (int row = 0; row < kChunkRows; row += params.slab_rows) {
-        const int slab = payload + (at.row_in_tile + row) / params.slab_rows;
-        const int to = __ldg(params.slab_rows_of + slab);
-        if (to >= 0) ptx::bulk_store_2d(params.slab_map, chunk + row * 128, at.col_in_tile, to);
-      }
+__device__ __forceinline__ void bulk_store_chunk(const StoreParams& params, const TileWork& work, const ChunkPosition& at,
+                                                 const std::uint8_t* chunk) {
+  if (work.kind == StoreKind::kInPlace) {
+    ptx::bulk_store_2d(params.in_place_map, chunk, work.col_begin + at.col, work.row_begin + at.row);
+  } else if (work.kind == StoreKind::kWhole) {
+    ptx::bulk_store_2d(params.whole_map, chunk, at.col, static_cast<int>(work.payload) + at.row);
+  } else {
+    const int rows = min(kChunkRows, work.rows - at.row);
+    for (int row = 0; row < rows; row += params.output.slab_rows) {
+      const int to = __ldg(params.output.slab_rows_of + work.payload + (at.row + row) / params.output.slab_rows);
+      ptx::bulk_store_2d(params.slab_map, chunk + row * 128, at.col, to);
+    }
   }
   ptx::bulk_commit_group();
 }
 
-// By one thread: this many of the thread's newest bulk groups may still be reading their slots.
-template <int kSlots>
-__device__ __forceinline__ void release_read_slots(StagingBarriers<kSlots>& barriers, StagingState<kSlots>& oldest) {
-  ptx::mbarrier_arrive_release_cta(&barriers.empty[oldest.slot]);
-  oldest.advance();
-}
+// One store warp's side of the staging ring.
+template <int kSlots, int kTileCols>
+class ChunkStorer {
+ public:
+  __device__ ChunkStorer(const StoreParams& params, const StagingBuffer<kSlots>& buffer, StagingBarriers<kSlots>& barriers,
+                         int lane)
+      : params_(params), buffer_(buffer), barriers_(barriers), lane_(lane) {}
+
+  // Takes the next chunk from the ring and starts or does its copy.
+  __device__ void store(const TileWork& work, const ChunkPosition& at) {
+    wait_barrier(&barriers_.full[state_.slot], state_.phase);
+    const std::uint8_t* chunk = buffer_.chunks[state_.slot];
+    if (is_bulk_chunk(params_, work, at)) {
+      if (lane_ == 0) {
+        bulk_store_chunk(params_, work, at, chunk);
+        if (is_reading_) {
+          ptx::bulk_wait_group_read<1>();
+          free_slot(previous_slot());
+        }
+      }
+      is_reading_ = true;
+    } else {
+      finish_reading();
+      copy_chunk_rows<kTileCols>(params_, work, at, chunk, lane_);
+      __syncwarp();
+      if (lane_ == 0) free_slot(state_.slot);
+    }
+    state_.advance();
+  }
+
+  // Ends a tile: all its slots are free again and all its stores complete. Lane 0 may then signal: its bulk stores are
+  // visible to it, and the other lanes' stores of the general path come before this through __syncwarp.
+  __device__ void finish_tile() {
+    finish_reading();
+    // Not `.read`: the data must have reached global memory before the signal is seen.
+    if (lane_ == 0) ptx::bulk_wait_group<0>();
+    __syncwarp();
+  }
+
+ private:
+  __device__ int previous_slot() const { return state_.slot == 0 ? kSlots - 1 : state_.slot - 1; }
+  __device__ void free_slot(int slot) { ptx::mbarrier_arrive_release_cta(&barriers_.empty[slot]); }
+  __device__ void finish_reading() {
+    if (is_reading_ && lane_ == 0) {
+      ptx::bulk_wait_group_read<0>();
+      free_slot(previous_slot());
+    }
+    is_reading_ = false;
+  }
+
+  const StoreParams& params_;
+  const StagingBuffer<kSlots>& buffer_;
+  StagingBarriers<kSlots>& barriers_;
+  int lane_;
+  bool is_reading_ = false;  // the copy engine may still read the slot before state_
+  StagingState<kSlots> state_;
+};
 
 }  // namespace flashoverlap::cuda::sm90

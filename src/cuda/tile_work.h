@@ -11,45 +11,33 @@ namespace flashoverlap::cuda {
 
 /// Where the rows of a tile go.
 enum class StoreKind : std::uint32_t {
-  kInPlace = 0,  ///< D, row-major: element (i, j) at i * ldd + j
-  kWhole = 1,    ///< the packed buffer, dense, full tile width: `payload` = offset / tile width
-  kSlabs = 2,    ///< the packed buffer in slabs of `slab_rows` rows: `payload` = index of the tile's first slab in slab_rows_of
-  kRows = 3,     ///< row by row: `payload` = index of the tile's first row in row_offsets
+  kInPlace = 0,  ///< D, row-major: element (i, j) of D at i * ldd + j
+  kDense = 1,    ///< the packed buffer: element (i, j) of the tile at payload + i * cols + j
+  kWhole = 2,    ///< as kDense, with cols = the variant's tile_cols and the tile at payload * tile_cols
+  kSlabs = 3,    ///< the packed buffer, in slabs of `slab_rows` rows: slab s at slab_rows_of[payload + s] * tile_cols
+  kRows = 4,     ///< the packed buffer: row i of the tile at row_offsets[payload + i]
 };
 
-/// One position of the schedule. 16 bytes, 16-byte aligned, so that a lane reads it in one load.
+/// One position of the schedule. 32 bytes, read as two 16-byte vectors.
 struct alignas(16) TileWork {
-  std::int32_t tile_row = 0;  ///< the tile's rows start at tile_row * tile_rows
-  std::int32_t tile_col = 0;  ///< its columns at tile_col * tile_cols
-  std::int32_t group = -1;    ///< counter to add to when stored; -1: none
-  std::uint32_t store = 0;    ///< StoreKind in the two highest bits, payload in the others
+  std::int32_t row_begin = 0;       ///< first row of A and of D
+  std::int32_t col_begin = 0;       ///< first column of D
+  std::int32_t weight_row = 0;      ///< first row of B: col_begin, or beyond it in a stack of weights
+  std::int16_t rows = 0;            ///< >= 1, at most the variant's tile_rows; what lies beyond is computed and dropped
+  std::int16_t cols = 0;
+  std::int32_t group = -1;          ///< counter to add to when stored; -1: none
+  StoreKind kind = StoreKind::kInPlace;
+  std::int64_t payload = 0;         ///< see StoreKind
 };
-static_assert(sizeof(TileWork) == 16);
-
-constexpr std::uint32_t kStorePayloadBits = 30;
-constexpr std::uint32_t kStorePayloadMask = (1U << kStorePayloadBits) - 1;
-
-constexpr std::uint32_t make_store(StoreKind kind, std::uint32_t payload) {
-  return (static_cast<std::uint32_t>(kind) << kStorePayloadBits) | (payload & kStorePayloadMask);
-}
-
-#if defined(__CUDACC__)
-#define FLASHOVERLAP_HOST_DEVICE __host__ __device__
-#else
-#define FLASHOVERLAP_HOST_DEVICE
-#endif
-FLASHOVERLAP_HOST_DEVICE constexpr StoreKind store_kind(std::uint32_t store) {
-  return static_cast<StoreKind>(store >> kStorePayloadBits);
-}
-FLASHOVERLAP_HOST_DEVICE constexpr std::uint32_t store_payload(std::uint32_t store) { return store & kStorePayloadMask; }
+static_assert(sizeof(TileWork) == 32);
 
 /// Pointers to the tables of one plan on the device. All of them outlive every launch that uses them.
 struct DeviceTables {
-  const TileWork* schedule = nullptr;       ///< [num_positions], 16-byte aligned
-  std::int32_t num_positions = 0;           ///< tiles of the grid
-  const std::int64_t* row_offsets = nullptr;  ///< kRows: element offset in the packed buffer per row; -1: not stored
-  const std::int32_t* slab_rows_of = nullptr;  ///< kSlabs: slab offset / tile width, per slab; -1: not stored
-  std::int32_t slab_rows = 0;               ///< kSlabs: rows of a slab, a power of two from 8 to 64
+  const TileWork* schedule = nullptr;          ///< [num_positions], 16-byte aligned
+  std::int32_t num_positions = 0;              ///< tiles of the grid
+  const std::int64_t* row_offsets = nullptr;   ///< kRows: element offset in the packed buffer; -1: not stored
+  const std::int32_t* slab_rows_of = nullptr;  ///< kSlabs: offset of a slab in the packed buffer / tile_cols
+  std::int32_t slab_rows = 0;                  ///< kSlabs: rows of a slab, a power of two from 8 to 64; 0: no slabs
 };
 
 }  // namespace flashoverlap::cuda

@@ -1,0 +1,73 @@
+// Timing on the device: events around a batch of launches, medians of many batches, contenders in turn.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "cublas_baseline.h"
+
+namespace bench {
+
+using Launch = std::function<void(cudaStream_t)>;
+
+inline double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t n = values.size();
+  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+class Timer {
+ public:
+  explicit Timer(cudaStream_t stream) : stream_(stream) {
+    BENCH_CUDA(cudaEventCreate(&begin_));
+    BENCH_CUDA(cudaEventCreate(&end_));
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+  ~Timer() {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+
+  // Mean time of one of `launches` back-to-back launches, in us.
+  double batch_us(const Launch& launch, int launches) {
+    BENCH_CUDA(cudaEventRecord(begin_, stream_));
+    for (int i = 0; i < launches; ++i) launch(stream_);
+    BENCH_CUDA(cudaEventRecord(end_, stream_));
+    BENCH_CUDA(cudaEventSynchronize(end_));
+    float ms = 0;
+    BENCH_CUDA(cudaEventElapsedTime(&ms, begin_, end_));
+    return ms * 1000.0 / launches;
+  }
+
+  // Median time of each contender. Each round times all of them, forwards and then backwards, so that a falling clock and
+  // the predecessor's cache contents hit all alike; a pause between rounds lets the card cool.
+  std::vector<double> compare_us(const std::vector<Launch>& contenders, int rounds, int pause_ms, double batch_us_wanted = 2000) {
+    std::vector<std::vector<double>> samples(contenders.size());
+    std::vector<int> launches(contenders.size());
+    for (std::size_t i = 0; i < contenders.size(); ++i) {
+      const double once = batch_us(contenders[i], 2);
+      launches[i] = std::clamp(static_cast<int>(batch_us_wanted / once), 2, 50);
+    }
+    for (int round = 0; round < rounds; ++round) {
+      for (std::size_t i = 0; i < contenders.size(); ++i) samples[i].push_back(batch_us(contenders[i], launches[i]));
+      for (std::size_t i = contenders.size(); i-- > 0;) samples[i].push_back(batch_us(contenders[i], launches[i]));
+      std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
+    }
+    std::vector<double> medians;
+    for (auto& values : samples) medians.push_back(median(values));
+    return medians;
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t begin_{};
+  cudaEvent_t end_{};
+};
+
+}  // namespace bench

@@ -1,0 +1,67 @@
+// An OverlapPlan on the device: schedule, placement, counters and restore as the tables that the kernels read.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "device.h"
+#include "flashoverlap/plan.h"
+#include "restore.h"
+#include "signal_gemm.h"
+#include "tile_work.h"
+
+namespace flashoverlap::cuda {
+
+/// The tables on the host: what DevicePlan copies. Made without a device, so that it is tested everywhere.
+struct HostTables {
+  std::vector<TileWork> schedule;
+  std::vector<std::int64_t> row_offsets;
+  std::vector<std::int32_t> slab_rows_of;
+  std::int32_t slab_rows = 0;
+  std::vector<std::int64_t> group_tiles;  ///< tiles of each group
+  std::vector<std::int32_t> band_of_row;
+  std::vector<DeviceBand> bands;
+  std::vector<DevicePiece> pieces;
+  bool is_restore_aligned = false;
+};
+
+/// Throws Error(kUnsupported) for a plan with gates or sizes beyond 2^31 - 1 rows or columns, and Error(kBadArgument) where the
+/// plan's tiles are larger than 32767.
+[[nodiscard]] HostTables make_host_tables(const OverlapPlan& plan);
+
+/// The tables of one plan on a device, with the counting table of its groups.
+class DevicePlan {
+ public:
+  /// The plan's tile size must be the variant's. Copies synchronously. Throws as make_host_tables, and
+  /// Error(kBadArgument) on another tile size, Error(kOutOfMemory), Error(kDevice).
+  DevicePlan(int device, const OverlapPlan& plan, const SignalGemmVariant& variant);
+
+  /// Tiles through placement, counted.
+  [[nodiscard]] const DeviceTables& tables() const { return tables_; }
+  /// The same tiles in the same order, each stored in its place of a row-major [m, n] matrix, not counted.
+  [[nodiscard]] const DeviceTables& plain_tables() const { return plain_tables_; }
+  [[nodiscard]] const DeviceRestore& restore() const { return restore_; }
+  /// One counter per group, 0 outside of launches; see WaitParams for who writes and resets it.
+  [[nodiscard]] std::uint32_t* counters() const { return static_cast<std::uint32_t*>(counters_.data()); }
+  [[nodiscard]] std::uint32_t* counter(std::int64_t group) const { return counters() + group; }
+  /// The value at which `group` is complete; 0 for an empty group.
+  [[nodiscard]] std::uint32_t target(std::int64_t group) const { return targets_[static_cast<std::size_t>(group)]; }
+  /// Enqueues the clearing of all counters: needed after a time-out, an abort, or a launch whose groups nobody waited for.
+  void reset_counters(cudaStream_t stream) const;
+
+ private:
+  DeviceBuffer schedule_;
+  DeviceBuffer plain_schedule_;
+  DeviceBuffer row_offsets_;
+  DeviceBuffer slab_rows_of_;
+  DeviceBuffer counters_;
+  DeviceBuffer band_of_row_;
+  DeviceBuffer bands_;
+  DeviceBuffer pieces_;
+  std::vector<std::uint32_t> targets_;
+  DeviceTables tables_;
+  DeviceTables plain_tables_;
+  DeviceRestore restore_;
+};
+
+}  // namespace flashoverlap::cuda

@@ -1,0 +1,92 @@
+#include <algorithm>
+#include <memory>
+
+#include "check.h"
+#include "gemm_arguments.h"
+#include "signal_gemm.h"
+#include "sm80_kernel.cuh"
+
+namespace flashoverlap::cuda {
+namespace sm80 {
+namespace {
+
+bool is_aligned(const void* pointer, std::int64_t ld, int elements) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % (static_cast<std::uintptr_t>(elements) * 2) == 0 && ld % elements == 0;
+}
+
+template <class Config>
+void load_kernel() {
+  FLASHOVERLAP_CUDA_CHECK(
+      cudaFuncSetAttribute(signal_gemm_sm80<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes));
+}
+
+template <class Config>
+class Prepared final : public PreparedGemm {
+ public:
+  explicit Prepared(const SignalGemmArguments& args)
+      : params_{.a = static_cast<const std::uint16_t*>(args.a),
+                .lda = args.lda,
+                .b = static_cast<const std::uint16_t*>(args.b),
+                .ldb = args.ldb,
+                .k = args.k,
+                .weight_rows = args.n * args.num_weights,
+                .tables = args.tables,
+                .output = make_output_params(args),
+                .counters = args.counters},
+        blocks_(std::min(args.num_sms, args.tables.num_positions)) {}
+
+  void launch(cudaStream_t stream) const override {
+    signal_gemm_sm80<Config><<<blocks_, Config::kThreads, Config::kSharedBytes, stream>>>(params_);
+    FLASHOVERLAP_CUDA_CHECK(cudaGetLastError());
+  }
+
+ private:
+  KernelParams params_;
+  int blocks_;
+};
+
+template <class Config>
+std::unique_ptr<PreparedGemm> prepare(const SignalGemmArguments& args) {
+  check_shape(args, 0);
+  if (!is_aligned(args.a, args.lda, Config::kAlignment) || !is_aligned(args.b, args.ldb, Config::kAlignment)) {
+    throw_bad_argument("signal GEMM on sm_80: A, B, lda and ldb must be multiples of %d elements; got A %p, lda %lld, B %p, ldb %lld",
+                       Config::kAlignment, args.a, static_cast<long long>(args.lda), args.b, static_cast<long long>(args.ldb));
+  }
+  load_kernel<Config>();
+  return std::make_unique<Prepared<Config>>(args);
+}
+
+template <class Config>
+constexpr SignalGemmVariant describe(const char* name) {
+  return {.name = name,
+          .type = Config::kIsBf16 ? GemmType::kBf16 : GemmType::kFp16,
+          .min_compute_capability = 80,
+          .exact_capability = false,
+          .tile_rows = Config::kTileM,
+          .tile_cols = Config::kTileN,
+          .tile_k = Config::kTileK,
+          .blocks_per_tile = 1,
+          .signals_per_tile = 1,
+          .operand_alignment = Config::kAlignment,
+          .prepare = &prepare<Config>,
+          .load = &load_kernel<Config>};
+}
+
+template <bool kIsBf16>
+using Wide = Config<kIsBf16, 128, 256, 64, 64, 8>;
+template <bool kIsBf16, int kAlignment>
+using Square = Config<kIsBf16, 128, 128, 64, 32, kAlignment>;
+
+}  // namespace
+}  // namespace sm80
+
+extern const SignalGemmVariant kSm80Wide8Bf16 = sm80::describe<sm80::Wide<true>>("sm80_128x256x32_align8_bf16");
+extern const SignalGemmVariant kSm80Wide8Fp16 = sm80::describe<sm80::Wide<false>>("sm80_128x256x32_align8_fp16");
+extern const SignalGemmVariant kSm80Square8Bf16 = sm80::describe<sm80::Square<true, 8>>("sm80_128x128x32_align8_bf16");
+extern const SignalGemmVariant kSm80Square8Fp16 = sm80::describe<sm80::Square<false, 8>>("sm80_128x128x32_align8_fp16");
+extern const SignalGemmVariant kSm80Square2Bf16 = sm80::describe<sm80::Square<true, 2>>("sm80_128x128x32_align2_bf16");
+extern const SignalGemmVariant kSm80Square2Fp16 = sm80::describe<sm80::Square<false, 2>>("sm80_128x128x32_align2_fp16");
+extern const SignalGemmVariant kSm80Square1Bf16 = sm80::describe<sm80::Square<true, 1>>("sm80_128x128x32_align1_bf16");
+extern const SignalGemmVariant kSm80Square1Fp16 = sm80::describe<sm80::Square<false, 1>>("sm80_128x128x32_align1_fp16");
+
+}  // namespace flashoverlap::cuda
