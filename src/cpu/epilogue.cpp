@@ -97,3 +97,21 @@ void RowEpilogue::normalise(float* values) const {
 }
 
 }  // namespace flashoverlap::cpu
+
+namespace flashoverlap {
+
+std::string_view name_of(Activation activation) {
+  switch (activation) {
+    case Activation::kNone:
+      return "none";
+    case Activation::kRelu:
+      return "relu";
+    case Activation::kGelu:
+      return "gelu";
+    case Activation::kSilu:
+      return "silu";
+  }
+  return "unknown";
+}
+
+}  // namespace flashoverlap

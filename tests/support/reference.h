@@ -142,22 +142,24 @@ inline ReferenceRow reference_row(const ReferenceEpilogue& epilogue, std::int64_
     square_sum += x.value * x.value;
     square_error += (2 * std::abs(x.value) + x.error) * x.error;
   }
+  // The scale as an interval: the mean may be off by what its terms are off, and by the roundings of a sum of
+  // n squares.
   const double n = std::max(1.0, static_cast<double>(sums.size()));
-  const double mean = square_sum / n + epilogue.rms_norm_eps;
-  const double scale = 1 / std::sqrt(mean);
-  // d(x^-1/2) = x^-1/2 dx / (2x): relative error of the scale, with the roundings of a sum of n squares and a
-  // square root. The error of the mean is bounded away from the mean itself in all our data; clamped so that
-  // a bound stays a bound.
-  const double mean_error = std::min(square_error / n / mean, 0.5);
-  const double scale_error = mean_error / 2 * (1 + 2 * mean_error) + (n + kFewRoundings) * u;
+  const double relative = (n + kFewRoundings) * u;
+  const double eps = epilogue.rms_norm_eps;
+  const double mean = square_sum / n;
+  const double scale = 1 / std::sqrt(mean + eps);
+  const double scale_high = 1 / std::sqrt((std::max(0.0, mean - square_error / n) + eps) * (1 - relative));
+  const double scale_low = 1 / std::sqrt((mean + square_error / n + eps) * (1 + relative));
+  const double scale_error = std::max(scale_high - scale, scale - scale_low);
   for (std::size_t j = 0; j < h.size(); ++j) {
     Bounded out = h[j];
     if (epilogue.rms_norm_weight != nullptr) {
-      const double weight = epilogue.rms_norm_weight->at(0, static_cast<std::int64_t>(j));
+      const double weight =
+          static_cast<double>(epilogue.rms_norm_weight->at(0, static_cast<std::int64_t>(j)));
       out.value = h[j].value * scale * weight;
-      out.error =
-          std::abs(weight) * scale * (h[j].error * (1 + scale_error) + std::abs(h[j].value) * scale_error) +
-          kFewRoundings * u * std::abs(out.value);
+      out.error = std::abs(weight) * (h[j].error * scale_high + std::abs(h[j].value) * scale_error);
+      out.error += kFewRoundings * u * (std::abs(out.value) + out.error);
     }
     result.out.push_back(stored(out, dtype));
   }
