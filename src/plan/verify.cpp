@@ -47,16 +47,19 @@ std::string describe(const Region& region) {
                      name_of(region.buffer));
 }
 
-std::string describe(const OverlapPlan& plan, std::int64_t transfer) {
-  const Transfer& t = plan.transfers[index(transfer)];
-  std::string text = fmt::format("transfer {} ({}", transfer, name_of(t.kind));
+std::string describe(const Transfer& t) {
+  std::string text(name_of(t.kind));
   if (t.kind == TransferKind::kSend || t.kind == TransferKind::kPut)
     text += fmt::format(" to rank {}", t.peer);
   if (t.kind == TransferKind::kReceive) text += fmt::format(" from rank {}", t.peer);
   if (t.trigger.kind == TriggerKind::kGroup) text += fmt::format(" after group {}", t.trigger.index);
   if (t.trigger.kind == TriggerKind::kSlice) text += fmt::format(" after slice {}", t.trigger.index);
   if (t.trigger.kind == TriggerKind::kStart) text += " at the start";
-  return text + ")";
+  return text;
+}
+
+std::string describe(const OverlapPlan& plan, std::int64_t transfer) {
+  return fmt::format("transfer {} ({})", transfer, describe(plan.transfers[index(transfer)]));
 }
 
 std::string describe(const OverlapPlan& plan, const Incoming& incoming) {

@@ -55,6 +55,8 @@ Verdict check_restore(const OverlapPlan& plan, const Facts& facts);
 
 /// "elements [0, 64) of the packed buffer".
 std::string describe(const Region& region);
+/// "all-reduce after group 2".
+std::string describe(const Transfer& transfer);
 /// "transfer 3 (all-reduce after group 2)".
 std::string describe(const OverlapPlan& plan, std::int64_t transfer);
 /// "transfer 3 (...)" or "the put of slice 2 by rank 1".
