@@ -1,0 +1,51 @@
+#include "sim/compute_model.h"
+
+#include <algorithm>
+#include <functional>
+#include <queue>
+#include <utility>
+
+namespace flashoverlap::sim {
+
+ComputeModel::ComputeModel(const OverlapPlan& plan, const MachineProfile& machine)
+    : plan_(plan),
+      kernel_(machine.gemm.kernel(plan.dtype, plan.grid.tile_m(), plan.grid.tile_n())),
+      launch_us_(machine.gemm.launch_us) {
+  const auto measured = machine.gemm.measured_us({.m = plan.grid.rows(),
+                                                  .n = plan.grid.cols(),
+                                                  .k = plan.grid.k(),
+                                                  .dtype = plan.dtype,
+                                                  .tile_m = plan.grid.tile_m(),
+                                                  .tile_n = plan.grid.tile_n(),
+                                                  .units = plan.resources.compute_units});
+  if (!measured || *measured <= launch_us_ || plan.groups.empty()) return;
+  const std::vector<double> ends = group_ends_us();
+  const double modelled = *std::max_element(ends.begin(), ends.end());
+  if (modelled > launch_us_) factor_ = (*measured - launch_us_) / (modelled - launch_us_);
+}
+
+double ComputeModel::tile_us(std::int64_t tile) const {
+  const Tile& shape = plan_.grid.tile(tile);
+  return factor_ * kernel_.tile_us(shape.rows, shape.cols, plan_.grid.k());
+}
+
+std::vector<double> ComputeModel::group_ends_us() const {
+  using Unit = std::pair<double, std::int64_t>;  // free from, number
+  std::priority_queue<Unit, std::vector<Unit>, std::greater<>> units;
+  for (std::int64_t unit = 0; unit < plan_.resources.compute_units; ++unit) units.emplace(launch_us_, unit);
+  std::vector<double> ends;
+  double last = launch_us_;
+  for (const WaveGroup& group : plan_.groups) {
+    for (std::int64_t p = group.first_position; p < group.first_position + group.num_tiles; ++p) {
+      const auto [free_from, unit] = units.top();
+      units.pop();
+      const double end = free_from + tile_us(plan_.schedule[static_cast<std::size_t>(p)]);
+      units.emplace(end, unit);
+      last = std::max(last, end);
+    }
+    ends.push_back(last);
+  }
+  return ends;
+}
+
+}  // namespace flashoverlap::sim
