@@ -1,0 +1,66 @@
+// Ranks as threads of this process, all on device 0, each with its own SMs, as the tests and benchmarks run them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "flashoverlap/cuda_context.h"
+#include "flashoverlap/operators.h"
+
+namespace flashoverlap::gpu_test {
+
+enum class CommunicatorKind { kNccl, kLocal };
+const char* name_of(CommunicatorKind kind);
+
+/// Why NCCL cannot be used for `world_size` ranks on one GPU here; empty: it can.
+std::string why_no_nccl(int world_size);
+/// Those of the two kinds that work here for `world_size` ranks.
+std::vector<CommunicatorKind> kinds_for(int world_size);
+
+struct GroupOptions {
+  int world_size = 2;
+  CommunicatorKind kind = CommunicatorKind::kLocal;
+  int communication_sms = 24;  ///< Shared by all ranks.
+  int compute_sms = 0;         ///< Per rank; 0: what is left, divided.
+  bool partitions = true;      ///< false: ranks share all SMs.
+  std::chrono::milliseconds timeout{20'000};
+  GroupWait wait = GroupWait::kKernel;
+  bool serial_by_cublas = true;
+  bool poison = true;
+  LinkModel link;
+  std::string gemm_variant;
+};
+
+/// One rank: its communicator, its context and a stream on its SMs.
+struct Rank {
+  int rank = 0;
+  int world_size = 1;
+  CudaOptions options;
+  std::shared_ptr<Communicator> communicator;
+  std::unique_ptr<Context> context;
+  std::unique_ptr<Stream> stream;
+  [[nodiscard]] void* native_stream() const { return native_handle(*stream); }
+};
+
+class Group {
+ public:
+  explicit Group(const GroupOptions& options);
+  [[nodiscard]] const GroupOptions& options() const { return options_; }
+  /// Calls `body` on one thread per rank and waits. The first rank's error (not one that another rank's abort caused, where
+  /// there is a choice) is thrown here, with the rank in front.
+  void run(const std::function<void(Rank&)>& body);
+  /// The same without abort and throw: each rank's error text, empty where there is none.
+  std::vector<std::string> run_all(const std::function<void(Rank&)>& body, bool abort_on_error);
+
+ private:
+  GroupOptions options_;
+  std::vector<Rank> ranks_;
+};
+
+/// A group with these options that lives until the program ends; making NCCL communicators takes longer than most tests. Tests
+/// that break their communicators make their own.
+Group& shared_group(int world_size, CommunicatorKind kind);
+
+}  // namespace flashoverlap::gpu_test
