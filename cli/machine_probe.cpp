@@ -1,0 +1,228 @@
+#include "machine_probe.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <thread>
+
+namespace flashoverlap::cli {
+namespace {
+
+/// A library that is loaded for as long as this lives.
+class Library {
+ public:
+  /// Tries the names in turn.
+  explicit Library(std::initializer_list<const char*> names) {
+    for (const char* name : names) {
+      handle_ = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+      if (handle_ != nullptr) return;
+    }
+  }
+  // Not closed: CUDA's and MPI's libraries do not survive being unloaded everywhere.
+  ~Library() = default;
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  explicit operator bool() const { return handle_ != nullptr; }
+
+  template <typename Function>
+  Function* function(const char* name) const {
+    return handle_ == nullptr ? nullptr : reinterpret_cast<Function*>(::dlsym(handle_, name));
+  }
+  /// File that `symbol` came from.
+  [[nodiscard]] std::string path_of(const char* symbol) const {
+    Dl_info info{};
+    void* address = handle_ == nullptr ? nullptr : ::dlsym(handle_, symbol);
+    return address != nullptr && ::dladdr(address, &info) != 0 ? info.dli_fname : "";
+  }
+
+ private:
+  void* handle_ = nullptr;
+};
+
+std::optional<std::string> find_in_path(const std::string& program) {
+  const char* path = std::getenv("PATH");
+  std::string rest = path == nullptr ? "" : path;
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find(':'), rest.size());
+    const std::string candidate = rest.substr(0, end) + "/" + program;
+    if (::access(candidate.c_str(), X_OK) == 0) return candidate;
+    rest.erase(0, end + 1);
+  }
+  return std::nullopt;
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+  return static_cast<int>(std::thread::hardware_concurrency());
+}
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name") && line.find(": ") != std::string::npos)
+      return line.substr(line.find(": ") + 2);
+  }
+#if defined(__x86_64__)
+  return "x86-64";
+#elif defined(__aarch64__)
+  return "aarch64";
+#else
+  return "unknown";
+#endif
+}
+
+std::vector<std::string> vector_features() {
+  std::vector<std::string> features;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2")) features.emplace_back("AVX2");
+  if (__builtin_cpu_supports("fma")) features.emplace_back("FMA");
+  if (__builtin_cpu_supports("avx512f")) features.emplace_back("AVX-512F");
+  if (__builtin_cpu_supports("avx512bf16")) features.emplace_back("AVX-512 BF16");
+#elif defined(__aarch64__)
+  features.emplace_back("NEON");
+#endif
+  return features;
+}
+
+double memory_gib() {
+  const double bytes =
+      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE));
+  constexpr double kGib = 1024.0 * 1024 * 1024;
+  return bytes / kGib;
+}
+
+Finding probe_blas() {
+  // The library links OpenBLAS, so it is in this process already.
+  using GetText = char*();
+  Finding finding{.name = "BLAS", .found = true, .usable = true, .detail = {}, .reason = {}};
+  auto* config = reinterpret_cast<GetText*>(::dlsym(RTLD_DEFAULT, "openblas_get_config"));
+  auto* core = reinterpret_cast<GetText*>(::dlsym(RTLD_DEFAULT, "openblas_get_corename"));
+  finding.detail = config == nullptr ? "linked; version not known" : config();
+  while (finding.detail.ends_with(' ')) finding.detail.pop_back();
+  if (core != nullptr) finding.detail += fmt::format(", kernels for {}", core());
+  return finding;
+}
+
+Finding probe_mpi() {
+  Finding finding{.name = "MPI", .found = false, .usable = false, .detail = {}, .reason = {}};
+  const Library library{"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so"};
+  const auto launcher = find_in_path("mpirun");
+  finding.found = static_cast<bool>(library) || launcher.has_value();
+  if (auto* get_version = library.function<int(char*, int*)>("MPI_Get_library_version");
+      get_version != nullptr) {
+    std::array<char, 8192> text{};  // MPI_MAX_LIBRARY_VERSION_STRING of every MPI is at most this.
+    int size = 0;
+    if (get_version(text.data(), &size) == 0)
+      finding.detail = std::string(text.data()).substr(0, std::strcspn(text.data(), "\n,"));
+  }
+  if (launcher) finding.detail += (finding.detail.empty() ? "" : ", ") + *launcher;
+  finding.reason = finding.found ? "this version has no MPI communicator yet"
+                                 : "neither libmpi nor mpirun found; on Debian: apt-get install mpich";
+  return finding;
+}
+
+/// Number of CUDA devices with what can be said about them, or why there is none.
+Finding probe_cuda() {
+  Finding finding{.name = "CUDA", .found = false, .usable = false, .detail = {}, .reason = {}};
+  if (const auto nvcc = find_in_path("nvcc")) finding.detail = "compiler " + *nvcc;
+  const Library driver{"libcuda.so.1"};
+  auto* init = driver.function<int(unsigned)>("cuInit");
+  auto* get_version = driver.function<int(int*)>("cuDriverGetVersion");
+  auto* count_devices = driver.function<int(int*)>("cuDeviceGetCount");
+  auto* get_name = driver.function<int(char*, int, int)>("cuDeviceGetName");
+  if (init == nullptr || get_version == nullptr || count_devices == nullptr || get_name == nullptr) {
+    finding.reason = "no NVIDIA driver (libcuda.so.1) found";
+    return finding;
+  }
+  int version = 0;
+  int devices = 0;
+  get_version(&version);
+  finding.found = true;
+  finding.detail = fmt::format("driver for CUDA {}.{}{}{}", version / 1000, version % 1000 / 10,
+                               finding.detail.empty() ? "" : ", ", finding.detail);
+  if (const int error = init(0); error != 0) {
+    finding.reason = fmt::format("cuInit failed with error {}", error);
+  } else if (count_devices(&devices) != 0 || devices == 0) {
+    finding.reason = "no CUDA device";
+  } else {
+    std::array<char, 256> name{};
+    get_name(name.data(), static_cast<int>(name.size()), 0);
+    finding.detail = fmt::format("{} x {}, {}", devices, name.data(), finding.detail);
+#ifdef FLASHOVERLAP_CUDA
+    finding.usable = true;
+#else
+    finding.reason = "this build has no GPU executor; configure with -DFLASHOVERLAP_CUDA=ON";
+#endif
+  }
+  return finding;
+}
+
+/// NCCL's version code: 22304 is 2.23.4; before 2.9 it was 2804 for 2.8.4.
+std::string nccl_version_text(int code) {
+  constexpr int kFirstWideCode = 10000;
+  return code >= kFirstWideCode ? fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100)
+                                : fmt::format("{}.{}.{}", code / 1000, code / 100 % 10, code % 100);
+}
+
+Finding probe_nccl(bool cuda_is_usable) {
+  Finding finding{.name = "NCCL", .found = false, .usable = false, .detail = {}, .reason = {}};
+  const Library library{"libnccl.so.2", "libnccl.so"};
+  int version = 0;
+  if (auto* get_version = library.function<int(int*)>("ncclGetVersion"); get_version != nullptr) {
+    finding.found = get_version(&version) == 0;
+  }
+  if (finding.found) finding.detail = nccl_version_text(version) + ", " + library.path_of("ncclGetVersion");
+  if (!finding.found) {
+    finding.reason = "libnccl.so.2 is not on the loader's path (LD_LIBRARY_PATH)";
+  } else {
+    finding.reason = cuda_is_usable ? "this version has no NCCL communicator yet" : "needs CUDA";
+  }
+  return finding;
+}
+
+Finding probe_nvshmem(bool cuda_is_usable) {
+  Finding finding{.name = "NVSHMEM", .found = false, .usable = false, .detail = {}, .reason = {}};
+  const Library library{"libnvshmem_host.so.3", "libnvshmem_host.so.2", "libnvshmem_host.so"};
+  finding.found = static_cast<bool>(library);
+  if (auto* get_version = library.function<void(int*, int*, int*)>("nvshmemx_vendor_get_version_info");
+      get_version != nullptr) {
+    int major = 0;
+    int minor = 0;
+    int patch = 0;
+    get_version(&major, &minor, &patch);
+    finding.detail =
+        fmt::format("{}.{}.{}, {}", major, minor, patch, library.path_of("nvshmemx_vendor_get_version_info"));
+  }
+  if (!finding.found) {
+    finding.reason = "libnvshmem_host.so.3 is not on the loader's path (LD_LIBRARY_PATH)";
+  } else {
+    finding.reason = cuda_is_usable ? "this version has no NVSHMEM heap yet" : "needs CUDA";
+  }
+  return finding;
+}
+
+}  // namespace
+
+Machine probe_machine() {
+  Machine machine{.cores = usable_cores(),
+                  .processor = processor_name(),
+                  .features = vector_features(),
+                  .memory_gib = memory_gib(),
+                  .findings = {}};
+  const Finding cuda = probe_cuda();
+  machine.findings = {probe_blas(), probe_mpi(), cuda, probe_nccl(cuda.usable), probe_nvshmem(cuda.usable)};
+  return machine;
+}
+
+}  // namespace flashoverlap::cli

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "flashoverlap/operators.h"
+
+/// What every subcommand that works on an operator asks: which one, its shape, its ranks, and how to cut it.
+namespace flashoverlap::cli {
+
+enum class Op { kGemmAllReduce, kGemmReduceScatter, kGemmAllToAll };
+
+std::string_view name_of(Op op);
+const std::vector<std::string>& op_names();
+
+struct ProblemOptions {
+  Op op = Op::kGemmAllReduce;
+  std::int64_t m = 2048;
+  std::int64_t n = 2048;
+  std::int64_t k = 1024;
+  std::int64_t ranks = 2;
+  DType dtype = DType::kFloat32;
+  std::int64_t tile_m = 0;  ///< 0: chosen by the operator; so for tile_n and swizzle.
+  std::int64_t tile_n = 0;
+  std::int64_t swizzle = 0;
+  std::vector<std::int64_t> partition;  ///< Empty: chosen by the operator.
+  RowOwnership rows = RowOwnership::kContiguous;
+  double skew = 0;
+  std::vector<std::int64_t> rows_to_rank;  ///< Empty: by `skew`.
+  std::int64_t threads = 0;                ///< Compute threads of each rank; 0: cores / ranks, at least 1.
+  std::uint64_t seed = 1;
+};
+
+/// Adds the options to `app`. `options` is filled while parsing and checked as a whole at its end.
+void add_problem_options(CLI::App& app, const std::shared_ptr<ProblemOptions>& options);
+
+/// Where each row of each rank's product goes (all-to-all only). With rows_to_rank, every rank sends
+/// rows_to_rank[d] rows to rank d. Otherwise a share `skew` of a rank's rows goes to rank 0 and the rest
+/// evenly to all ranks. In both cases rows of all destinations are mixed, in an order that depends on the
+/// seed and the rank.
+Routing make_routing(const ProblemOptions& options);
+
+/// What the library is asked for.
+GemmOptions gemm_options(const ProblemOptions& options);
+ContextOptions context_options(const ProblemOptions& options);
+
+/// Throws Error(kOutOfMemory), naming the options, when `bytes` is more than this machine has available.
+void require_memory(double bytes);
+
+/// Bytes that all ranks' matrices, packed copies and plans take, about.
+double memory_estimate(const ProblemOptions& options);
+
+/// Makes the operator of one rank.
+std::unique_ptr<GemmOperator> make_operator(Context& context, const ProblemOptions& options,
+                                            const Routing& routing);
+
+}  // namespace flashoverlap::cli

@@ -1,0 +1,226 @@
+#include "run_measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <mutex>
+
+namespace flashoverlap::cli {
+namespace {
+
+double now_us() {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+/// The begin and end of each measured call on every rank. Ranks write their own entries only.
+class Stopwatch {
+ public:
+  Stopwatch(std::int64_t ranks, std::int64_t calls)
+      : ranks_(static_cast<std::size_t>(ranks)), spans_(ranks_ * static_cast<std::size_t>(calls)) {}
+
+  /// Runs `call` on this rank once all ranks have come here.
+  void time(Communicator& communicator, std::int64_t index, const std::function<void()>& call) {
+    communicator.exchange(std::uint64_t{0}, {.operation = "start of a measured call"});
+    Span& span =
+        spans_[static_cast<std::size_t>(index) * ranks_ + static_cast<std::size_t>(communicator.rank())];
+    span.begin_us = now_us();
+    call();
+    span.end_us = now_us();
+  }
+
+  /// From the first rank's begin to the last rank's end, median over calls.
+  [[nodiscard]] double median_us() const {
+    std::vector<double> durations;
+    for (std::size_t first = 0; first < spans_.size(); first += ranks_) {
+      double begin_us = spans_[first].begin_us;
+      double end_us = spans_[first].end_us;
+      for (std::size_t i = first; i < first + ranks_; ++i) {
+        begin_us = std::min(begin_us, spans_[i].begin_us);
+        end_us = std::max(end_us, spans_[i].end_us);
+      }
+      durations.push_back(end_us - begin_us);
+    }
+    return median(durations);
+  }
+
+ private:
+  struct Span {
+    double begin_us = 0;
+    double end_us = 0;
+  };
+  std::size_t ranks_;
+  std::vector<Span> spans_;
+};
+
+/// One rank's operator with its matrices.
+class RankRun {
+ public:
+  RankRun(std::shared_ptr<Communicator> communicator, const ProblemOptions& options, const Routing& routing,
+          const Inputs& inputs)
+      : context_(std::move(communicator), context_options(options)),
+        op_(make_operator(context_, options, routing)),
+        out_(op_->output_rows(), options.n, options.dtype) {
+    operands_.a = inputs.a.data();
+    operands_.lda = options.k;
+    operands_.b = inputs.b.data();
+    operands_.ldb = options.k;
+    operands_.out = out_.data();
+    operands_.ldo = options.n;
+  }
+
+  void run(Method method, Mode mode, Timeline* timeline = nullptr) {
+    op_->run(operands_, method, mode, timeline);
+  }
+
+  /// Runs on a poisoned output and returns it.
+  const Matrix& run_afresh(Method method, Timeline* timeline = nullptr) {
+    out_.poison();
+    run(method, Mode::kRun, timeline);
+    return out_;
+  }
+
+  [[nodiscard]] const OverlapPlan& plan() const { return op_->plan(); }
+  [[nodiscard]] Context& context() { return context_; }
+
+ private:
+  Context context_;
+  std::unique_ptr<GemmOperator> op_;
+  Matrix out_;
+  Operands operands_;
+};
+
+/// What the ranks' threads share.
+struct Shared {
+  Routing routing;
+  std::vector<Inputs> inputs;
+  std::unique_ptr<ResultCheck> check;
+  std::mutex mutex;  ///< Guards what run_checked merges into result.
+  RunResult result;
+};
+
+/// Runs serial and overlapped once, checks both, keeps the worse. Timelines are kept when `keep_timelines`.
+void run_checked(RankRun& run, Shared& shared, bool keep_timelines) {
+  const int rank = run.context().communicator().rank();
+  Timeline serial;
+  Timeline overlap;
+  const Matrix serial_out = run.run_afresh(Method::kSerial, keep_timelines ? &serial : nullptr);
+  const Matrix& overlap_out = run.run_afresh(Method::kOverlap, keep_timelines ? &overlap : nullptr);
+  CheckResult check = shared.check->check(rank, overlap_out);
+  const CheckResult serial_check = shared.check->check(rank, serial_out);
+  if (!serial_check.correct() && check.correct()) check.wrong = "serial method: " + serial_check.wrong;
+
+  const std::lock_guard lock(shared.mutex);
+  shared.result.check.merge(check);
+  shared.result.equals_serial = shared.result.equals_serial && serial_out == overlap_out;
+  const auto append = [](const Timeline& from, Timeline& to) {
+    to.spans.insert(to.spans.end(), from.spans.begin(), from.spans.end());
+  };
+  append(serial, shared.result.serial);
+  append(overlap, shared.result.overlap);
+}
+
+/// What the busiest rank puts on the wire for the whole communication. See LinkModel for the formulas.
+double bytes_on_the_wire(const ProblemOptions& options, const Routing& routing) {
+  const auto ranks = static_cast<double>(options.ranks);
+  const double row_bytes = static_cast<double>(options.n) * static_cast<double>(size_of(options.dtype));
+  const double whole = static_cast<double>(options.m) * row_bytes;
+  if (options.op == Op::kGemmAllReduce) return 2 * (ranks - 1) / ranks * whole;
+  if (options.op == Op::kGemmReduceScatter) return (ranks - 1) / ranks * whole;
+  std::int64_t most_rows = 0;
+  const auto world_size = static_cast<std::int32_t>(options.ranks);
+  for (std::int32_t rank = 0; rank < world_size; ++rank) {
+    std::int64_t sent = 0;
+    std::int64_t received = 0;
+    for (std::int32_t peer = 0; peer < world_size; ++peer) {
+      if (peer == rank) continue;
+      sent += routing.rows(rank, peer);
+      received += routing.rows(peer, rank);
+    }
+    most_rows = std::max({most_rows, sent, received});
+  }
+  return static_cast<double>(most_rows) * row_bytes;
+}
+
+/// The link on which the whole communication takes about as long as the GEMM alone, which is timed here.
+LinkModel matching_link(const ProblemOptions& options, const Shared& shared, double latency_us) {
+  const double bytes = bytes_on_the_wire(options, shared.routing);
+  if (bytes == 0) return {};
+  constexpr std::int64_t kCalls = 3;
+  Stopwatch gemm(options.ranks, kCalls);
+  run_ranks(static_cast<int>(options.ranks), {}, [&](const std::shared_ptr<Communicator>& communicator) {
+    const auto rank = static_cast<std::size_t>(communicator->rank());
+    RankRun run(communicator, options, shared.routing, shared.inputs[rank]);
+    run.run(Method::kSerial, Mode::kPlainGemm);  // Warm-up.
+    for (std::int64_t call = 0; call < kCalls; ++call) {
+      gemm.time(*communicator, call, [&] { run.run(Method::kSerial, Mode::kPlainGemm); });
+    }
+  });
+  constexpr double kBytesPerUsAtOneGbps = 1e3;
+  const double transfer_us = std::max(gemm.median_us() - latency_us, 1.0);
+  return {.bandwidth_gbps = bytes / transfer_us / kBytesPerUsAtOneGbps, .latency_us = latency_us};
+}
+
+struct Stopwatches {
+  Stopwatch gemm, communication, serial, overlap;
+  Stopwatches(std::int64_t ranks, std::int64_t calls)
+      : gemm(ranks, calls), communication(ranks, calls), serial(ranks, calls), overlap(ranks, calls) {}
+};
+
+void measure_rank(const std::shared_ptr<Communicator>& communicator, const RunOptions& options,
+                  Shared& shared, Stopwatches& watches) {
+  const int rank = communicator->rank();
+  const auto index = static_cast<std::size_t>(rank);
+  RankRun run(communicator, options.problem, shared.routing, shared.inputs[index]);
+  shared.result.plans[index] = run.plan();
+  if (rank == 0) {
+    shared.result.threads = run.context().num_threads();
+    const std::int64_t tile_m = run.plan().grid.tile_m();
+    shared.check = std::make_unique<ResultCheck>(options.problem, shared.routing, shared.inputs, tile_m);
+  }
+  // The others may use the check only once rank 0 has made it.
+  communicator->exchange(std::uint64_t{0}, {.operation = "making the reference"});
+
+  run_checked(run, shared, false);
+  for (std::int64_t i = 0; i < options.iterations; ++i) {
+    watches.serial.time(*communicator, i, [&] { run.run(Method::kSerial, Mode::kRun); });
+    watches.overlap.time(*communicator, i, [&] { run.run(Method::kOverlap, Mode::kRun); });
+    watches.gemm.time(*communicator, i, [&] { run.run(Method::kSerial, Mode::kPlainGemm); });
+    watches.communication.time(*communicator, i, [&] { run.run(Method::kSerial, Mode::kCommunicationOnly); });
+  }
+  communicator->exchange(std::uint64_t{0}, {.operation = "last checked run"});
+  run_checked(run, shared, true);
+}
+
+}  // namespace
+
+RunResult measure(const RunOptions& options) {
+  const ProblemOptions& problem = options.problem;
+  require_memory(memory_estimate(problem));
+  Shared shared;
+  shared.routing = problem.op == Op::kGemmAllToAll ? make_routing(problem) : Routing{};
+  for (int rank = 0; rank < problem.ranks; ++rank) shared.inputs.push_back(make_inputs(problem, rank));
+  shared.result.plans.resize(static_cast<std::size_t>(problem.ranks));
+  shared.result.link =
+      options.link_is_auto ? matching_link(problem, shared, options.link.latency_us) : options.link;
+
+  Stopwatches watches(problem.ranks, options.iterations);
+  run_ranks(static_cast<int>(problem.ranks), {.link = shared.result.link},
+            [&](const std::shared_ptr<Communicator>& communicator) {
+              measure_rank(communicator, options, shared, watches);
+            });
+  shared.result.times = {.gemm_us = watches.gemm.median_us(),
+                         .communication_us = watches.communication.median_us(),
+                         .serial_us = watches.serial.median_us(),
+                         .overlap_us = watches.overlap.median_us()};
+  return std::move(shared.result);
+}
+
+}  // namespace flashoverlap::cli

@@ -1,0 +1,178 @@
+#include "run_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "exit_codes.h"
+#include "flashoverlap/version.h"
+#include "format.h"
+
+namespace flashoverlap::cli {
+namespace {
+
+constexpr std::string_view kBackend = "cpu";
+constexpr std::string_view kCommunicator = "in-process";
+
+/// The plan with the most waves; they differ in all-to-all only.
+const OverlapPlan& longest_plan(const RunResult& result) {
+  return *std::max_element(
+      result.plans.begin(), result.plans.end(),
+      [](const OverlapPlan& x, const OverlapPlan& y) { return x.num_waves() < y.num_waves(); });
+}
+
+std::string shape_text(const ProblemOptions& problem) {
+  std::string text =
+      fmt::format("{}  m={} n={} k={} {}, {} rank{}", name_of(problem.op), problem.m, problem.n, problem.k,
+                  name_of(problem.dtype), problem.ranks, problem.ranks == 1 ? "" : "s");
+  if (problem.op == Op::kGemmReduceScatter) text += fmt::format(", rows {}", name_of(problem.rows));
+  if (problem.op != Op::kGemmAllToAll) return text;
+  if (problem.rows_to_rank.empty()) return text + fmt::format(", skew {}", problem.skew);
+  return text + ", rows to rank " + text_of_list(problem.rows_to_rank);
+}
+
+std::string link_text(const RunOptions& options, const LinkModel& link) {
+  if (link.bandwidth_gbps == 0 && link.latency_us == 0) return "not paced: copies in memory";
+  std::string text = "paced to ";
+  text += link.bandwidth_gbps == 0 ? "memory speed" : fmt::format("{:.3g} GB/s", link.bandwidth_gbps);
+  text += fmt::format(" and {:.3g} us per transfer", link.latency_us);
+  if (options.link_is_auto)
+    text += ", so that communication takes about as long as the GEMM (see --link-gbps)";
+  return text;
+}
+
+std::string plan_text(const OverlapPlan& plan) {
+  const std::vector<std::int64_t> partition = plan.partition();
+  return fmt::format("{} tiles of {}x{} in {} waves and {} groups: {}", plan.grid.num_tiles(),
+                     plan.grid.tile_m(), plan.grid.tile_n(), plan.num_waves(), partition.size(),
+                     text_of_list(partition));
+}
+
+std::string gain_text(const Gain& gain) {
+  if (std::isnan(gain.share)) return fmt::format("{:.2f}x; there is nothing to hide", gain.speedup);
+  return fmt::format("{:.2f}x, {:.0f} % of the possible gain", gain.speedup, 100 * gain.share);
+}
+
+std::string check_text(const RunResult& result) {
+  const CheckResult& check = result.check;
+  if (!check.correct()) return "WRONG: " + check.wrong;
+  return fmt::format("correct on every rank: max error {:.2g}, tolerance {:.2g}{}", check.max_error,
+                     check.tolerance, result.equals_serial ? "; same bits as serial" : "");
+}
+
+/// Both methods on one time axis, so that their lengths compare. A few tracks of a few ranks are enough to
+/// see it.
+std::string picture(const RunResult& result, int width) {
+  constexpr std::int32_t kMaxRanks = 2;
+  constexpr std::string_view kHiddenTracks = "compute ";  // All but "compute 0".
+  Timeline both;
+  const auto add = [&both](const Timeline& timeline, const std::string& method) {
+    double begin_us = std::numeric_limits<double>::infinity();
+    for (const Span& span : timeline.spans) begin_us = std::min(begin_us, span.begin_us);
+    for (Span span : timeline.spans) {
+      if (span.rank >= kMaxRanks || (span.track.starts_with(kHiddenTracks) && span.track != "compute 0"))
+        continue;
+      span.track = method + ", " + span.track;
+      span.begin_us -= begin_us;
+      span.end_us -= begin_us;
+      both.spans.push_back(std::move(span));
+    }
+  };
+  add(result.serial, "serial");
+  add(result.overlap, "overlapped");
+  return to_text(both, width);
+}
+
+std::int64_t num_tiles(const RunResult& result) {
+  std::int64_t tiles = 0;
+  for (const OverlapPlan& plan : result.plans) tiles = std::max(tiles, plan.grid.num_tiles());
+  return tiles;
+}
+
+}  // namespace
+
+Gain gain_of(const Times& times) {
+  Gain gain;
+  gain.bound_us = std::max(times.gemm_us, times.communication_us);
+  gain.speedup = times.serial_us / times.overlap_us;
+  const double possible_us = times.serial_us - gain.bound_us;
+  gain.share = possible_us > 0 ? (times.serial_us - times.overlap_us) / possible_us : std::nan("");
+  return gain;
+}
+
+std::string run_text(const RunOptions& options, const RunResult& result) {
+  const Times& times = result.times;
+  const Gain gain = gain_of(times);
+  constexpr int kWidth = 100;
+  std::string text = to_table({
+      {"operator", shape_text(options.problem)},
+      {"machine", fmt::format("{} backend, {} compute thread{} per rank, {} ranks", kBackend, result.threads,
+                              result.threads == 1 ? "" : "s", kCommunicator)},
+      {"link", link_text(options, result.link)},
+      {"plan", plan_text(longest_plan(result))},
+      {"", ""},
+      {"GEMM alone", text_of_us(times.gemm_us)},
+      {"communication alone", text_of_us(times.communication_us)},
+      {"serial", text_of_us(times.serial_us) + "  (one after the other)"},
+      {"overlapped", text_of_us(times.overlap_us)},
+      {"bound", text_of_us(gain.bound_us) + "  (the longer of GEMM and communication)"},
+      {"speed-up", gain_text(gain)},
+      {"result", check_text(result)},
+  });
+  text += fmt::format(
+      "\nMedians of {} iteration{}. The last one ('#' compute, '=' communication, '.' wait, 'e' epilogue):\n",
+      options.iterations, options.iterations == 1 ? "" : "s");
+  return text + picture(result, kWidth);
+}
+
+nlohmann::ordered_json run_json(const RunOptions& options, const RunResult& result) {
+  const ProblemOptions& problem = options.problem;
+  const OverlapPlan& plan = longest_plan(result);
+  const Gain gain = gain_of(result.times);
+  return {{"op", name_of(problem.op)},
+          {"backend", kBackend},
+          {"communicator", kCommunicator},
+          {"ranks", problem.ranks},
+          {"threads", result.threads},
+          {"m", problem.m},
+          {"n", problem.n},
+          {"k", problem.k},
+          {"dtype", name_of(problem.dtype)},
+          {"tile_m", plan.grid.tile_m()},
+          {"tile_n", plan.grid.tile_n()},
+          {"tiles", num_tiles(result)},
+          {"waves", plan.num_waves()},
+          {"partition", plan.partition()},
+          {"link_gbps", result.link.bandwidth_gbps},
+          {"link_latency_us", result.link.latency_us},
+          {"iterations", options.iterations},
+          {"gemm_us", result.times.gemm_us},
+          {"communication_us", result.times.communication_us},
+          {"serial_us", result.times.serial_us},
+          {"overlap_us", result.times.overlap_us},
+          {"bound_us", gain.bound_us},
+          {"speedup", gain.speedup},
+          {"share_of_possible_gain", gain.share},
+          {"max_error", result.check.max_error},
+          {"tolerance", result.check.tolerance},
+          {"correct", result.check.correct()},
+          {"equals_serial", result.equals_serial},
+          {"seed", problem.seed},
+          {"version", kVersion}};
+}
+
+int print_run(const RunOptions& options, const RunResult& result, bool json) {
+  if (json) {
+    print_json(run_json(options, result));
+  } else {
+    fmt::print("{}", run_text(options, result));
+  }
+  if (result.check.correct()) return kExitSuccess;
+  fmt::print(stderr, "flashoverlap: wrong result: {}\n", result.check.wrong);
+  return kExitFailure;
+}
+
+}  // namespace flashoverlap::cli
