@@ -348,7 +348,7 @@ TEST(RunRanksTest, ADroppedCallIsNamed) {
 // Buffers of a rank that leaves with an error are freed at once: nobody may touch them any more
 // (AddressSanitizer sees it).
 TEST(AbortTest, BuffersMayBeFreedAfterTheError) {
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < 10; ++round) {
     (void)thrown_by_ranks(4, kPatient, [&](CommunicatorPointer communicator) {
       const auto stream = communicator->make_stream("stream");
       for (int call = 0; call < 20; ++call) {
