@@ -9,6 +9,12 @@ else()
   set(FLASHOVERLAP_IS_STATIC OFF)
 endif()
 
+if(TARGET MPI::MPI_CXX)
+  set(FLASHOVERLAP_HAS_MPI ON)
+else()
+  set(FLASHOVERLAP_HAS_MPI OFF)
+endif()
+
 install(TARGETS flashoverlap EXPORT flashoverlapTargets)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/flashoverlap ${PROJECT_BINARY_DIR}/include/flashoverlap
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")

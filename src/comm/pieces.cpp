@@ -1,11 +1,10 @@
 #include "comm/pieces.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstring>
 
-#include "core/half.h"
+#include "comm/rank_sum.h"
 
 namespace flashoverlap::comm {
 namespace {
@@ -15,8 +14,6 @@ using Calls = std::vector<std::shared_ptr<const Call>>;
 // Large enough to hide the cost of claiming a piece, small enough that several ranks' threads share a large
 // call.
 constexpr std::int64_t kPieceElements = 16384;
-// The running sum and one operand of a block stay in the first-level cache.
-constexpr std::int64_t kBlockElements = 1024;
 
 const std::byte* send_of(const Calls& calls, std::size_t rank, std::int64_t element) {
   return static_cast<const std::byte*>(calls[rank]->send) + element * size_of(calls[0]->dtype);
@@ -88,20 +85,16 @@ void copy(const Piece& piece, const Calls& calls) {
 }
 
 void sum(const Piece& piece, const Calls& calls) {
-  const DType dtype = calls[0]->dtype;
   const RankRange ranks = destinations_of(piece, calls);
-  std::array<float, kBlockElements> total;
-  for (std::int64_t done = 0; done < piece.count; done += kBlockElements) {
-    const std::int64_t count = std::min(kBlockElements, piece.count - done);
-    core::to_float(send_of(calls, 0, piece.send_offset + done), dtype, total.data(), count);
-    for (std::size_t rank = 1; rank < calls.size(); ++rank) {
-      core::add_to_float(send_of(calls, rank, piece.send_offset + done), dtype, total.data(), count);
-    }
-    // In place, this overwrites only what this block has read already.
-    for (std::size_t rank = ranks.begin; rank < ranks.end; ++rank) {
-      core::from_float(total.data(), dtype, receive_of(calls, rank, piece.receive_offset + done), count);
-    }
+  std::vector<const std::byte*> from;
+  for (std::size_t rank = 0; rank < calls.size(); ++rank) {
+    from.push_back(send_of(calls, rank, piece.send_offset));
   }
+  std::vector<std::byte*> to;
+  for (std::size_t rank = ranks.begin; rank < ranks.end; ++rank) {
+    to.push_back(receive_of(calls, rank, piece.receive_offset));
+  }
+  sum_in_rank_order(from, to, calls[0]->dtype, piece.count);
 }
 
 }  // namespace

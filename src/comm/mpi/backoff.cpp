@@ -1,0 +1,36 @@
+#include "comm/mpi/backoff.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <thread>
+
+namespace flashoverlap::comm::mpi {
+namespace {
+
+// Linux may stretch a sleep by 50 us so as to wake several threads at once: more than what we sleep.
+void wake_on_time() {
+  constexpr unsigned long kSlackNs = 1000;
+  thread_local const bool done = prctl(PR_SET_TIMERSLACK, kSlackNs) == 0;
+  static_cast<void>(done);
+}
+
+}  // namespace
+
+Backoff::Backoff() {
+  wake_on_time();
+  reset();
+}
+
+void Backoff::reset() {
+  yield_until_ = Clock::now() + kYieldFor;
+  sleep_ = kFirstSleep;
+}
+
+void Backoff::wait() {
+  if (Clock::now() < yield_until_) return std::this_thread::yield();
+  std::this_thread::sleep_for(sleep_);
+  sleep_ = std::min(sleep_ + sleep_ / 4, kLongestSleep);
+}
+
+}  // namespace flashoverlap::comm::mpi

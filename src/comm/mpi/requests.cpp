@@ -1,0 +1,86 @@
+#include "comm/mpi/requests.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "comm/mpi/backoff.h"
+#include "comm/mpi/mpi_error.h"
+
+namespace flashoverlap::comm::mpi {
+
+void Requests::send(const void* data, std::int64_t bytes, int peer, int tag, Then then) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_, &request), "MPI_Isend");
+  add(request, {false, peer, std::move(then)});
+}
+
+void Requests::receive(void* data, std::int64_t bytes, int peer, int tag, Then then) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_, &request), "MPI_Irecv");
+  add(request, {true, peer, std::move(then)});
+}
+
+void Requests::add(MPI_Request request, Message message) {
+  requests_.push_back(request);
+  messages_.push_back(std::move(message));
+}
+
+bool Requests::advance() {
+  if (requests_.empty()) return false;
+  const auto count = static_cast<int>(requests_.size());
+  indices_.resize(requests_.size());
+  statuses_.resize(requests_.size());
+  int completed = 0;
+  const int code = MPI_Testsome(count, requests_.data(), &completed, indices_.data(), statuses_.data());
+  if (code != MPI_ERR_IN_STATUS) check(code, "MPI_Testsome");
+  if (completed == MPI_UNDEFINED || completed == 0) return false;
+  std::vector<std::pair<Then, int>> due;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(completed); ++i) {
+    Message& message = messages_[static_cast<std::size_t>(indices_[i])];
+    const MPI_Status& status = statuses_[i];
+    if (code == MPI_ERR_IN_STATUS && status.MPI_ERROR != MPI_SUCCESS) {
+      note_error(message, status.MPI_ERROR);
+      continue;
+    }
+    int bytes = 0;
+    if (message.is_receive) check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+    due.emplace_back(std::move(message.then), bytes);
+  }
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    if (kept != i) {
+      requests_[kept] = requests_[i];
+      messages_[kept] = std::move(messages_[i]);
+    }
+    ++kept;
+  }
+  requests_.resize(kept);
+  messages_.resize(kept);
+  for (auto& [then, bytes] : due) then(bytes);
+  return true;
+}
+
+void Requests::note_error(const Message& message, int code) {
+  if (!error_.empty()) return;
+  error_ = fmt::format("a message {} rank {} of the group failed: {}", message.is_receive ? "from" : "to",
+                       message.peer, error_text(code));
+}
+
+void Requests::withdraw(std::chrono::steady_clock::time_point deadline) noexcept {
+  try {
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      if (messages_[i].is_receive) MPI_Cancel(&requests_[i]);
+      messages_[i].then = [](int) {};
+    }
+    Backoff backoff;
+    while (!empty() && std::chrono::steady_clock::now() < deadline) {
+      if (!advance()) backoff.wait();
+    }
+  } catch (...) {
+    // There is an error on its way already that says more.
+  }
+}
+
+}  // namespace flashoverlap::comm::mpi
