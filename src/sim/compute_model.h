@@ -30,4 +30,7 @@ class ComputeModel {
   double factor_ = 1;  ///< Measured duration of exactly this GEMM over the modelled one.
 };
 
+/// The pass that puts the received data of `plan` in order; 0 when there is none.
+double restore_us(const OverlapPlan& plan, const MachineProfile& machine);
+
 }  // namespace flashoverlap::sim

@@ -33,9 +33,21 @@ std::vector<std::string> Simulation::critical_path() const {
     }
   }
   if (transfer < 0) {
-    path.push_back(fmt::format("rank {}'s last tile, at {:.1f} us, is the end: all communication is hidden",
-                               number, ranks_[at(number)].last_tile_us));
-    return path;
+    const RankState& rank = ranks_[at(number)];
+    std::string text = fmt::format("rank {}'s last tile is done at {:.1f} us, after all its communication",
+                                   number, rank.last_tile_us);
+    std::int64_t slice = -1;
+    for (std::size_t group = 0; group < rank.group_done_us.size(); ++group) {
+      if (rank.group_done_us[group] == rank.last_tile_us) {
+        slice = rank.compute->held_up_by(static_cast<std::int64_t>(group));
+      }
+    }
+    if (slice >= 0) {
+      text += fmt::format("; slice {} held it up", slice);
+      transfer = rank.slice_from_transfer[at(slice)];
+      number = rank.slice_from_rank[at(slice)];
+    }
+    path.push_back(text);
   }
   while (transfer >= 0 && static_cast<int>(path.size()) < kLongestPath) {
     const TransferState& state = ranks_[at(number)].transfers[at(transfer)];

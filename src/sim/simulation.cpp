@@ -229,9 +229,9 @@ void Simulation::join_message(std::int64_t number, std::int64_t transfer, double
     return;
   }
   const TransferKind other_kind = receives ? TransferKind::kSend : TransferKind::kReceive;
-  std::vector<std::int64_t>& others = waiting_messages_[{from, to, other_kind}];
+  std::vector<std::int64_t>& others = waiting_messages_[{own.channel, from, to, other_kind}];
   if (others.empty()) {
-    waiting_messages_[{from, to, own.kind}].push_back(transfer);
+    waiting_messages_[{own.channel, from, to, own.kind}].push_back(transfer);
     return;
   }
   const std::int64_t other_transfer = others.front();
@@ -350,18 +350,12 @@ void Simulation::set_busy(std::int64_t number, int flows, double stolen_rate, do
   schedule_compute(rank, number);
 }
 
-double Simulation::restore_us(const OverlapPlan& plan) const {
-  if (plan.restore.bands.empty()) return 0;
-  return machine_.restore_us_per_mib * static_cast<double>(plan.output_rows) *
-         static_cast<double>(plan.output_cols) * static_cast<double>(size_of(plan.dtype)) / kMib;
-}
-
 void Simulation::finish_ranks() {
   for (std::size_t number = 0; number < ranks_.size(); ++number) {
     RankState& rank = ranks_[number];
     double finish_us = rank.last_tile_us;
     for (const TransferState& transfer : rank.transfers) finish_us = std::max(finish_us, transfer.end_us);
-    const double restore = restore_us(*rank.plan);
+    const double restore = restore_us(*rank.plan, machine_);
     if (in_timeline(static_cast<std::int64_t>(number)) && restore > 0) {
       timeline_.spans.push_back({static_cast<std::int32_t>(number), "compute 0", "restore",
                                  SpanKind::kEpilogue, finish_us, finish_us + restore});

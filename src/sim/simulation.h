@@ -91,7 +91,6 @@ class Simulation {
   void finish_ranks();
   void record_transfer(std::int64_t number, std::int64_t transfer);
   [[nodiscard]] bool in_timeline(std::int64_t number) const { return number < options_.timeline_ranks; }
-  [[nodiscard]] double restore_us(const OverlapPlan& plan) const;
 
   // deadlock.cpp
   void require_finished() const;
@@ -110,8 +109,9 @@ class Simulation {
   std::map<std::int64_t, FlowMembers> flows_;
   /// Collectives that some ranks have come to: (channel, how many before it on the channel).
   std::map<std::pair<std::int32_t, std::int64_t>, FlowMembers> meetings_;
-  /// Sends and receives that wait for their other side: (from, to, kind) to transfers in order.
-  std::map<std::tuple<std::int64_t, std::int64_t, TransferKind>, std::vector<std::int64_t>> waiting_messages_;
+  /// Sends and receives that wait for their other side: (channel, from, to, kind) to transfers in order.
+  std::map<std::tuple<std::int32_t, std::int64_t, std::int64_t, TransferKind>, std::vector<std::int64_t>>
+      waiting_messages_;
   Timeline timeline_;
 };
 

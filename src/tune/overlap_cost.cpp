@@ -10,8 +10,6 @@
 namespace flashoverlap {
 namespace {
 
-constexpr double kMib = 1024.0 * 1024.0;
-
 /// A machine on which nothing is sent still needs a curve; no byte is ever looked up in it.
 BandwidthCurve unused_curve() {
   return BandwidthCurve::from_link(0, 1, "nothing is sent");
@@ -34,13 +32,6 @@ std::optional<TransferKind> collective_of(const OverlapPlan& plan) {
   return kind;
 }
 
-double restore_us(const OverlapPlan& plan, const MachineProfile& machine) {
-  if (plan.restore.bands.empty()) return 0;
-  const double bytes = static_cast<double>(plan.output_rows) * static_cast<double>(plan.output_cols) *
-                       static_cast<double>(size_of(plan.dtype));
-  return machine.restore_us_per_mib * bytes / kMib;
-}
-
 void add_plan(const OverlapPlan& plan, const MachineProfile& machine, OverlapCost& cost) {
   const std::vector<double> ends = sim::ComputeModel(plan, machine).group_ends_us();
   if (ends.size() != cost.finish_us.size()) {
@@ -53,7 +44,7 @@ void add_plan(const OverlapPlan& plan, const MachineProfile& machine, OverlapCos
     bytes[static_cast<std::size_t>(transfer.trigger.index)] += sim::curve_bytes(plan, transfer);
   }
   for (std::size_t i = 0; i < bytes.size(); ++i) cost.bytes[i] = std::max(cost.bytes[i], bytes[i]);
-  const double restore = restore_us(plan, machine);
+  const double restore = sim::restore_us(plan, machine);
   cost.restore_us = std::max(cost.restore_us, restore);
   // One group of an all-reduce is reduced in the output itself.
   if (!plan.transfers.empty() && plan.transfers.front().kind != TransferKind::kAllReduce) {

@@ -78,13 +78,13 @@ void require_partition(std::span<const std::int64_t> partition, std::int64_t wav
   for (const std::int64_t group : partition) {
     if (group < 1 || group > waves - total) {
       core::fail(ErrorKind::kBadArgument, "partition ({}) must be positive numbers that sum to {} waves",
-                 fmt::join(partition, ","), waves);
+                 fmt::join(partition, ", "), waves);
     }
     total += group;
   }
   if (total != waves) {
     core::fail(ErrorKind::kBadArgument, "partition ({}) sums to {}, must sum to {} waves",
-               fmt::join(partition, ","), total, waves);
+               fmt::join(partition, ", "), total, waves);
   }
 }
 

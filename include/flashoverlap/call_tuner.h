@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "flashoverlap/in_process.h"
+#include "flashoverlap/machine_profile.h"
+#include "flashoverlap/tuner.h"
+#include "flashoverlap/tuning_cache.h"
+
+namespace flashoverlap {
+
+/// `machine` with every transfer paced as the in-process communicator paces it: a measured curve takes
+/// max(measured, latency + bytes on the wire / bandwidth), and so does the topology, which becomes one level.
+/// A bandwidth of 0 leaves bandwidths as they are.
+[[nodiscard]] MachineProfile paced(const MachineProfile& machine, const LinkModel& link);
+
+/// Where a call's tile and partition come from.
+enum class ChoiceOrigin {
+  kCache,      ///< An entry of exactly this call.
+  kPredicted,  ///< By the machine profile.
+  kNearest,    ///< The entry of the nearest shape, its partition scaled.
+  kDefault,    ///< Nothing is known of this machine: default_partition.
+};
+
+[[nodiscard]] std::string_view name_of(ChoiceOrigin origin);  ///< "cache", "predicted", "nearest", "default"
+
+/// A call with its tile or partition still open, as operators pass it.
+struct OpenCall {
+  std::string operation;
+  std::string variant;  ///< What else changes the plan: row ownership, routing.
+  TransferKind collective = TransferKind::kAllReduce;
+  /// Shape, type, world size, units; tile sizes and swizzle where 0 are open.
+  PlanOptions options;
+  TileShape default_tile;  ///< Where the tile is open and nothing is known.
+  std::function<std::int64_t(const PlanOptions&)> waves;
+  std::function<OverlapPlan(const PlanOptions&)> build;
+};
+
+struct TunedCall {
+  TileShape tile;
+  std::vector<std::int64_t> partition;  ///< Sums to the call's waves with this tile.
+  ChoiceOrigin origin = ChoiceOrigin::kDefault;
+  std::string explanation;  ///< One or more lines.
+};
+
+/// Decides tile and partition of calls: from the tuning cache, by the machine profile, or by default; never
+/// fails for want of knowledge. Give it to `Context::set_tuner`: rank 0 then decides for all ranks.
+/// Thread-safe.
+class CallTuner {
+ public:
+  struct Options {
+    std::optional<MachineProfile> machine;  ///< Nothing is predicted without.
+    std::string cache_path;                 ///< Empty: no cache.
+    MachineIdentity identity;
+    std::string communicator;  ///< Part of the cache key: "in-process 1 GB/s 50 us".
+    WarningSink warn;          ///< May be null.
+    /// Hears of every choice, on the thread that asks; may be null.
+    std::function<void(const TunedCall&)> on_choice;
+  };
+  explicit CallTuner(Options options);
+
+  [[nodiscard]] TunedCall choose(const OpenCall& call) const;
+  /// The cache key of a call.
+  [[nodiscard]] TuningKey key_of(const OpenCall& call) const;
+
+ private:
+  [[nodiscard]] TunedCall decide(const OpenCall& call) const;
+  [[nodiscard]] std::optional<TunedCall> from_cache(const OpenCall& call) const;
+  [[nodiscard]] std::optional<TunedCall> by_prediction(const OpenCall& call) const;
+  [[nodiscard]] std::optional<TunedCall> from_nearest(const OpenCall& call) const;
+
+  Options options_;
+  std::optional<TuningCache> cache_;
+};
+
+}  // namespace flashoverlap

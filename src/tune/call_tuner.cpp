@@ -1,0 +1,153 @@
+#include "flashoverlap/call_tuner.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <numeric>
+#include <utility>
+
+#include "flashoverlap/error.h"
+#include "tune/plan_maker.h"
+
+namespace flashoverlap {
+namespace {
+
+/// The caller's tile where there is one, otherwise `otherwise`.
+TileShape resolved_tile(const PlanOptions& options, const TileShape& otherwise) {
+  return {options.tile_m != 0 ? options.tile_m : otherwise.tile_m,
+          options.tile_n != 0 ? options.tile_n : otherwise.tile_n,
+          options.swizzle != 0 ? options.swizzle : otherwise.swizzle};
+}
+
+bool fits(const PlanOptions& options, const TileShape& tile) {
+  return resolved_tile(options, tile) == tile;
+}
+
+std::int64_t waves_with(const OpenCall& call, const TileShape& tile) {
+  PlanOptions options = call.options;
+  options.tile_m = tile.tile_m;
+  options.tile_n = tile.tile_n;
+  options.swizzle = tile.swizzle;
+  return call.waves(options);
+}
+
+std::string describe(const std::vector<std::int64_t>& partition) {
+  if (partition.size() < 2) return "one group: no overlap";
+  return fmt::format("{} groups ({})", partition.size(), fmt::join(partition, ","));
+}
+
+}  // namespace
+
+std::string_view name_of(ChoiceOrigin origin) {
+  switch (origin) {
+    case ChoiceOrigin::kCache:
+      return "cache";
+    case ChoiceOrigin::kPredicted:
+      return "predicted";
+    case ChoiceOrigin::kNearest:
+      return "nearest";
+    case ChoiceOrigin::kDefault:
+      return "default";
+  }
+  return "?";
+}
+
+CallTuner::CallTuner(Options options) : options_(std::move(options)) {
+  if (options_.cache_path.empty()) return;
+  try {
+    cache_.emplace(options_.cache_path, options_.identity, options_.warn);
+  } catch (const Error& error) {
+    if (options_.warn) options_.warn(error.what());  // an unreadable cache must not stop the work
+  }
+}
+
+TuningKey CallTuner::key_of(const OpenCall& call) const {
+  const PlanOptions& o = call.options;
+  return {.operation = call.operation,
+          .m = o.m,
+          .n = o.n,
+          .k = o.k,
+          .dtype = o.dtype,
+          .world_size = o.world_size,
+          .units = o.resources.compute_units,
+          .epilogue = "any",
+          .variant = call.variant,
+          .communicator = options_.communicator};
+}
+
+TunedCall CallTuner::choose(const OpenCall& call) const {
+  TunedCall tuned = decide(call);
+  if (options_.on_choice) options_.on_choice(tuned);
+  return tuned;
+}
+
+TunedCall CallTuner::decide(const OpenCall& call) const {
+  if (auto tuned = from_cache(call)) return *tuned;
+  if (auto tuned = by_prediction(call)) return *tuned;
+  if (auto tuned = from_nearest(call)) return *tuned;
+  TunedCall tuned;
+  tuned.tile = resolved_tile(call.options, call.default_tile);
+  tuned.partition = default_partition(waves_with(call, tuned.tile));
+  tuned.explanation =
+      fmt::format("{} by default: nothing is known of this machine (see flashoverlap profile and tune)",
+                  describe(tuned.partition));
+  return tuned;
+}
+
+std::optional<TunedCall> CallTuner::from_cache(const OpenCall& call) const {
+  if (!cache_) return std::nullopt;
+  const std::optional<TuningEntry> entry = cache_->find(key_of(call));
+  if (!entry) return std::nullopt;
+  const TileShape tile{entry->tile_m, entry->tile_n, entry->swizzle};
+  if (!fits(call.options, tile)) return std::nullopt;  // tuned for another tile than the caller asks for
+  const std::int64_t waves = waves_with(call, tile);
+  const auto sum = std::accumulate(entry->partition.begin(), entry->partition.end(), std::int64_t{0});
+  if (sum != waves) {
+    if (options_.warn) {
+      options_.warn(fmt::format("{}: entry of {} ignored: its partition sums to {} waves, the call has {}",
+                                cache_->path(), to_text(entry->key), sum, waves));
+    }
+    return std::nullopt;
+  }
+  return TunedCall{tile, entry->partition, ChoiceOrigin::kCache,
+                   fmt::format("{} from the tuning cache ({} on {})", describe(entry->partition), entry->how,
+                               entry->date)};
+}
+
+std::optional<TunedCall> CallTuner::by_prediction(const OpenCall& call) const {
+  if (!options_.machine) return std::nullopt;
+  const MachineProfile& machine = *options_.machine;
+  std::vector<TileShape> tiles;
+  if (call.options.tile_m != 0 || call.options.tile_n != 0) {
+    tiles.push_back(resolved_tile(call.options, call.default_tile));
+  } else {
+    for (const GemmKernel& kernel : machine.gemm.kernels) {
+      if (kernel.dtype != call.options.dtype) continue;
+      tiles.push_back(resolved_tile(call.options, {kernel.tile_m, kernel.tile_n, call.default_tile.swizzle}));
+    }
+  }
+  try {
+    const tune::PlanMaker maker{call.options, call.collective, call.waves, call.build};
+    const TuneResult result = tune::tune_plans(maker, call.options.resources.compute_units, tiles,
+                                               {call.options.resources.communication_units}, machine);
+    return TunedCall{result.best.tile, result.best.partition, ChoiceOrigin::kPredicted, explain(result)};
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kBadArgument) throw;
+    if (options_.warn) options_.warn(fmt::format("no prediction for {}: {}", call.operation, error.what()));
+    return std::nullopt;
+  }
+}
+
+std::optional<TunedCall> CallTuner::from_nearest(const OpenCall& call) const {
+  if (!cache_) return std::nullopt;
+  const std::optional<TuningEntry> entry = cache_->nearest(key_of(call));
+  if (!entry) return std::nullopt;
+  const TileShape tile = resolved_tile(call.options, {entry->tile_m, entry->tile_n, entry->swizzle});
+  TunedCall tuned{
+      tile, scaled_partition(entry->partition, waves_with(call, tile)), ChoiceOrigin::kNearest, {}};
+  tuned.explanation =
+      fmt::format("{} after the nearest tuned shape, {}", describe(tuned.partition), to_text(entry->key));
+  return tuned;
+}
+
+}  // namespace flashoverlap
