@@ -16,6 +16,8 @@
 /// same order, like collectives.
 namespace flashoverlap {
 
+class CallTuner;
+
 /// What operators of one rank share: the communicator, the executor with its threads and streams, and the workspace. Not
 /// thread-safe: one thread at a time. Operators of any number of shapes may be used in turn. After a call has failed on any
 /// rank the communicator is aborted and the context with it: every further call throws; make a new communicator to go on.
@@ -35,6 +37,11 @@ class Context {
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
+
+  /// Operators made from now on get what their options leave open from `tuner` (call_tuner.h): rank 0's decides for all ranks.
+  /// All ranks must set one, or none. Null: the built-in defaults.
+  void set_tuner(std::shared_ptr<const CallTuner> tuner);
+  [[nodiscard]] const CallTuner* tuner() const;
 
   [[nodiscard]] Communicator& communicator() const;
   [[nodiscard]] Executor& executor() const;

@@ -53,6 +53,13 @@ Routing exchange_routing(Communicator& communicator, const GemmOptions& options,
   return routing;
 }
 
+/// Tells routings apart in the tuning cache.
+std::string describe_routing(const Routing& routing) {
+  plan::AgreementHash hash;
+  for (const auto& rows : routing.destinations) hash.add(std::span<const std::int32_t>(rows));
+  return fmt::format("routing {:016x}", hash.value());
+}
+
 }  // namespace
 
 GemmAllToAll::GemmAllToAll(Context& context, const GemmOptions& options,
@@ -66,7 +73,8 @@ GemmAllToAll::GemmAllToAll(Context& context, const GemmOptions& options,
       .operation = kOperation,
       .collective = TransferKind::kAllToAll,
       .waves = num_waves,
-      .build = [&](const PlanOptions& complete) { return plan_all_to_all(complete, routing); }};
+      .build = [&](const PlanOptions& complete) { return plan_all_to_all(complete, routing); },
+      .variant = describe_routing(routing)};
   state_->plans = ops::prepare_plans(context, chosen, recipe);
   for (std::int32_t source = 0; source < chosen.world_size; ++source) {
     rows_from_.push_back(routing.rows(source, chosen.rank));

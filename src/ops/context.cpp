@@ -21,6 +21,12 @@ Communicator& Context::communicator() const {
 Executor& Context::executor() const {
   return *state_->executor;
 }
+void Context::set_tuner(std::shared_ptr<const CallTuner> tuner) {
+  state_->tuner = std::move(tuner);
+}
+const CallTuner* Context::tuner() const {
+  return state_->tuner.get();
+}
 int Context::num_threads() const {
   return state_->num_threads;
 }

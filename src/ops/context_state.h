@@ -10,6 +10,7 @@ struct Context::State {
   std::shared_ptr<Communicator> communicator;
   int num_threads = 0;
   std::unique_ptr<Executor> executor;
+  std::shared_ptr<const CallTuner> tuner;
 };
 
 }  // namespace flashoverlap

@@ -10,6 +10,7 @@
 #include "core/fail.h"
 #include "ops/agree.h"
 #include "ops/choose.h"
+#include "ops/tuned_choice.h"
 #include "plan/agreement.h"
 
 namespace flashoverlap::ops {
@@ -58,6 +59,7 @@ PlanOptions plan_options(const Context& context, const GemmOptions& options) {
 PreparedPlans prepare_plans(Context& context, PlanOptions options, const PlanRecipe& recipe) {
   PreparedPlans plans{.executor = &context.executor(), .overlap = nullptr, .serial = nullptr};
   const std::string operation(recipe.operation);
+  take_tuned(context.communicator(), context.tuner(), options, recipe);
   agree(context.communicator(), operation, [&]() -> Ticket {
     take_suggestion(context.executor(), options);
     choose_tile(options);

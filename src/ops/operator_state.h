@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct PlanRecipe {
   TransferKind collective;
   std::function<std::int64_t(const PlanOptions&)> waves;
   std::function<OverlapPlan(const PlanOptions&)> build;
+  std::string variant = {};  ///< What else changes the plan, for the tuner: row ownership, routing.
 };
 
 /// Fills in the open options, builds and prepares both plans, and agrees on them with the other ranks.

@@ -45,7 +45,8 @@ GemmReduceScatter::GemmReduceScatter(Context& context, const GemmOptions& option
       .operation = "gemm-reduce-scatter",
       .collective = TransferKind::kReduceScatter,
       .waves = [rows](const PlanOptions& chosen) { return num_waves_reduce_scatter(chosen, rows); },
-      .build = [rows](const PlanOptions& chosen) { return plan_reduce_scatter(chosen, rows); }};
+      .build = [rows](const PlanOptions& chosen) { return plan_reduce_scatter(chosen, rows); },
+      .variant = std::string(name_of(rows))};
   state_->plans = ops::prepare_plans(context, ops::plan_options(context, options), recipe);
 }
 

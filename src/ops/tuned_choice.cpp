@@ -1,0 +1,50 @@
+#include "ops/tuned_choice.h"
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "ops/agree.h"
+#include "ops/choose.h"
+
+namespace flashoverlap::ops {
+namespace {
+
+using Json = nlohmann::json;
+
+TunedCall decide(const CallTuner& tuner, const PlanOptions& options, const PlanRecipe& recipe) {
+  PlanOptions chosen = options;
+  choose_tile(chosen);
+  const OpenCall call{.operation = std::string(recipe.operation),
+                      .variant = recipe.variant,
+                      .collective = recipe.collective,
+                      .options = options,
+                      .default_tile = {chosen.tile_m, chosen.tile_n, chosen.swizzle},
+                      .waves = recipe.waves,
+                      .build = recipe.build};
+  return tuner.choose(call);
+}
+
+}  // namespace
+
+void take_tuned(Communicator& communicator, const CallTuner* tuner, PlanOptions& options,
+                const PlanRecipe& recipe) {
+  if (tuner == nullptr || !options.partition.empty()) return;
+  const std::vector<std::string> all = agree(communicator, std::string(recipe.operation), [&]() -> Ticket {
+    Ticket ticket{.agreement = 0, .description = "choice of tile and partition", .payload = {}};
+    if (communicator.rank() != 0) return ticket;
+    const TunedCall tuned = decide(*tuner, options, recipe);
+    ticket.payload = Json{{"tile_m", tuned.tile.tile_m},
+                          {"tile_n", tuned.tile.tile_n},
+                          {"swizzle", tuned.tile.swizzle},
+                          {"partition", tuned.partition}}
+                         .dump();
+    return ticket;
+  });
+  const Json decision = Json::parse(all[0]);
+  options.tile_m = decision["tile_m"];
+  options.tile_n = decision["tile_n"];
+  options.swizzle = decision["swizzle"];
+  options.partition = decision["partition"].get<std::vector<std::int64_t>>();
+}
+
+}  // namespace flashoverlap::ops

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "flashoverlap/call_tuner.h"
+#include "flashoverlap/communicator.h"
+#include "ops/operator_state.h"
+
+namespace flashoverlap::ops {
+
+/// Fills in what `options` leaves open as the tuner says. Rank 0 decides and tells the others, so that all
+/// ranks come to the same whatever each knows of its machine. Collective: either all ranks have a tuner or
+/// none. Nothing happens when the partition is given, or without a tuner.
+void take_tuned(Communicator& communicator, const CallTuner* tuner, PlanOptions& options,
+                const PlanRecipe& recipe);
+
+}  // namespace flashoverlap::ops
