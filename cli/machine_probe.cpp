@@ -7,11 +7,11 @@
 
 #include <array>
 #include <cstdlib>
-#include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <thread>
+
+#include "flashoverlap/mpi.h"
 
 namespace flashoverlap::cli {
 namespace {
@@ -115,20 +115,15 @@ Finding probe_blas() {
 }
 
 Finding probe_mpi() {
-  Finding finding{.name = "MPI", .found = false, .usable = false, .detail = {}, .reason = {}};
-  const Library library{"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so"};
+  Finding finding{.name = "MPI", .found = false, .usable = false, .detail = mpi_library_name(), .reason = {}};
   const auto launcher = find_in_path("mpirun");
-  finding.found = static_cast<bool>(library) || launcher.has_value();
-  if (auto* get_version = library.function<int(char*, int*)>("MPI_Get_library_version");
-      get_version != nullptr) {
-    std::array<char, 8192> text{};  // MPI_MAX_LIBRARY_VERSION_STRING of every MPI is at most this.
-    int size = 0;
-    if (get_version(text.data(), &size) == 0)
-      finding.detail = std::string(text.data()).substr(0, std::strcspn(text.data(), "\n,"));
+  finding.usable = !finding.detail.empty();
+  finding.found = finding.usable || launcher.has_value();
+  if (launcher) finding.detail += (finding.usable ? ", " : "") + *launcher;
+  if (!finding.usable) {
+    finding.reason =
+        "the library was built without MPI; on Debian: apt-get install libopenmpi-dev, and build again";
   }
-  if (launcher) finding.detail += (finding.detail.empty() ? "" : ", ") + *launcher;
-  finding.reason = finding.found ? "this version has no MPI communicator yet"
-                                 : "neither libmpi nor mpirun found; on Debian: apt-get install mpich";
   return finding;
 }
 

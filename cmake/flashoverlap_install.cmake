@@ -14,6 +14,10 @@ if(TARGET MPI::MPI_CXX)
 else()
   set(FLASHOVERLAP_HAS_MPI OFF)
 endif()
+set(FLASHOVERLAP_USES_MPI OFF)
+if(TARGET MPI::MPI_CXX)
+  set(FLASHOVERLAP_USES_MPI ON)
+endif()
 
 install(TARGETS flashoverlap EXPORT flashoverlapTargets)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/flashoverlap ${PROJECT_BINARY_DIR}/include/flashoverlap
