@@ -46,9 +46,8 @@ DevicePlan::DevicePlan(int device, const OverlapPlan& plan, const SignalGemmVari
   plain_schedule_ = upload_table(device, in_place(host.schedule));
   row_offsets_ = upload_table(device, host.row_offsets);
   slab_rows_of_ = upload_table(device, host.slab_rows_of);
-  counters_ = upload_table(device, std::vector<std::uint32_t>(host.group_tiles.size(), 0));
-  band_of_row_ = upload_table(device, host.band_of_row);
-  bands_ = upload_table(device, host.bands);
+  counters_ = CounterTable(device, static_cast<std::int64_t>(host.group_tiles.size()));
+  rows_ = upload_table(device, host.rows);
   pieces_ = upload_table(device, host.pieces);
   for (const std::int64_t tiles : host.group_tiles) {
     targets_.push_back(static_cast<std::uint32_t>(tiles * variant.signals_per_tile));
@@ -60,9 +59,9 @@ DevicePlan::DevicePlan(int device, const OverlapPlan& plan, const SignalGemmVari
              .slab_rows = host.slab_rows};
   plain_tables_.schedule = data_of<TileWork>(plain_schedule_);
   plain_tables_.num_positions = tables_.num_positions;
-  restore_ = {.band_of_row = data_of<std::int32_t>(band_of_row_),
-              .bands = data_of<DeviceBand>(bands_),
+  restore_ = {.rows = data_of<DeviceRow>(rows_),
               .pieces = data_of<DevicePiece>(pieces_),
+              .piece_cols = host.piece_cols,
               .is_aligned = host.is_restore_aligned};
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "counter_table.h"
 #include "device.h"
 #include "flashoverlap/plan.h"
 #include "restore.h"
@@ -19,9 +20,9 @@ struct HostTables {
   std::vector<std::int32_t> slab_rows_of;
   std::int32_t slab_rows = 0;
   std::vector<std::int64_t> group_tiles;  ///< tiles of each group
-  std::vector<std::int32_t> band_of_row;
-  std::vector<DeviceBand> bands;
+  std::vector<DeviceRow> rows;
   std::vector<DevicePiece> pieces;
+  std::int32_t piece_cols = 0;
   bool is_restore_aligned = false;
 };
 
@@ -42,7 +43,7 @@ class DevicePlan {
   [[nodiscard]] const DeviceTables& plain_tables() const { return plain_tables_; }
   [[nodiscard]] const DeviceRestore& restore() const { return restore_; }
   /// One counter per group, 0 outside of launches; see WaitParams for who writes and resets it.
-  [[nodiscard]] std::uint32_t* counters() const { return static_cast<std::uint32_t*>(counters_.data()); }
+  [[nodiscard]] std::uint32_t* counters() const { return counters_.data(); }
   [[nodiscard]] std::uint32_t* counter(std::int64_t group) const { return counters() + group; }
   /// The value at which `group` is complete; 0 for an empty group.
   [[nodiscard]] std::uint32_t target(std::int64_t group) const { return targets_[static_cast<std::size_t>(group)]; }
@@ -54,9 +55,8 @@ class DevicePlan {
   DeviceBuffer plain_schedule_;
   DeviceBuffer row_offsets_;
   DeviceBuffer slab_rows_of_;
-  DeviceBuffer counters_;
-  DeviceBuffer band_of_row_;
-  DeviceBuffer bands_;
+  CounterTable counters_;
+  DeviceBuffer rows_;
   DeviceBuffer pieces_;
   std::vector<std::uint32_t> targets_;
   DeviceTables tables_;

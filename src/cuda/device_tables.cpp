@@ -125,7 +125,7 @@ void make_schedule(const OverlapPlan& plan, HostTables& tables) {
   }
 }
 
-// Width of all pieces but the last where it is one and the same, else 0.
+// Width of all pieces but the last, which may be narrower, where it is one and the same, else 0.
 std::int32_t uniform_width(std::span<const RestorePiece> pieces) {
   for (const RestorePiece& piece : pieces) {
     const bool is_last = &piece == &pieces.back();
@@ -135,16 +135,18 @@ std::int32_t uniform_width(std::span<const RestorePiece> pieces) {
 }
 
 void make_restore(const OverlapPlan& plan, HostTables& tables) {
-  tables.band_of_row.assign(plan.restore.bands.empty() ? 0 : static_cast<std::size_t>(plan.output_rows), 0);
+  tables.rows.resize(plan.restore.bands.empty() ? 0 : static_cast<std::size_t>(plan.output_rows));
   tables.is_restore_aligned = true;
+  bool is_first = true;
   for (const RestoreBand& band : plan.restore.bands) {
     const auto pieces = plan.restore.of_band(band);
-    const auto index = static_cast<std::int32_t>(tables.bands.size());
-    tables.bands.push_back({.row_begin = static_cast<std::int32_t>(band.row_begin),
-                            .first_piece = static_cast<std::int32_t>(band.first_piece),
-                            .num_pieces = static_cast<std::int32_t>(band.num_pieces),
-                            .piece_cols = uniform_width(pieces)});
-    std::fill_n(tables.band_of_row.begin() + band.row_begin, band.rows, index);
+    for (std::int64_t row = 0; row < band.rows; ++row) {
+      tables.rows[static_cast<std::size_t>(band.row_begin + row)] = {.first_piece = static_cast<std::int32_t>(band.first_piece),
+                                                                     .row_in_band = static_cast<std::int32_t>(row)};
+    }
+    const std::int32_t width = uniform_width(pieces);
+    tables.piece_cols = is_first || width == tables.piece_cols ? width : 0;  // 0 stays 0: no width is 0
+    is_first = false;
     for (const RestorePiece& piece : pieces) {
       tables.is_restore_aligned &= piece.offset % kVector == 0 && piece.col_begin % kVector == 0 && piece.cols % kVector == 0;
     }

@@ -13,14 +13,13 @@
 
 namespace flashoverlap::cuda {
 
-/// A band of output rows on the device; see RestoreBand. 16 bytes.
-struct alignas(16) DeviceBand {
-  std::int32_t row_begin = 0;
+/// Where an output row lies: its pieces begin at first_piece, and it is row `row_in_band` of each. See RestoreBand. One entry a
+/// row, so that the kernel finds an element in two look-ups that do not wait for each other's row.
+struct alignas(8) DeviceRow {
   std::int32_t first_piece = 0;
-  std::int32_t num_pieces = 0;
-  std::int32_t piece_cols = 0;  ///< width of all pieces but the last; 0: they differ
+  std::int32_t row_in_band = 0;
 };
-/// A piece of a band; see RestorePiece. 16 bytes.
+/// A piece of a band; see RestorePiece. 16 bytes. The last piece of a band ends at column n.
 struct alignas(16) DevicePiece {
   std::int64_t offset = 0;
   std::int32_t col_begin = 0;
@@ -29,15 +28,15 @@ struct alignas(16) DevicePiece {
 
 /// Where the received elements lie. All pointers null: the source is row-major with `source_ld`.
 struct DeviceRestore {
-  const std::int32_t* band_of_row = nullptr;  ///< [rows of the output]
-  const DeviceBand* bands = nullptr;
+  const DeviceRow* rows = nullptr;  ///< [rows of the output]
   const DevicePiece* pieces = nullptr;
-  bool is_aligned = false;  ///< all offsets, column begins and widths but the last are multiples of 8 elements
+  std::int32_t piece_cols = 0;  ///< width of all pieces but the last of each band; 0: they differ
+  bool is_aligned = false;      ///< all offsets, column begins and widths are multiples of 8 elements
 };
 
 /// out[i, :] = epilogue(restored row i) for rows [row_begin, row_begin + rows); see flashoverlap::Epilogue for the formula.
 /// Arithmetic in float32; results are bitwise repeatable. 16-byte accesses where everything is aligned to 16 bytes and n is a
-/// multiple of 8, element by element otherwise. With RMSNorm n is at most kMaxNormCols.
+/// multiple of 8 (with RMSNorm: and at most 16384), element by element otherwise. `residual` may be `residual_out` or `out`.
 struct RestoreParams {
   DType dtype = DType::kBFloat16;  ///< kBFloat16 or kFloat16: of source, out and all epilogue operands
   std::int64_t row_begin = 0;
@@ -51,10 +50,8 @@ struct RestoreParams {
   Epilogue epilogue;
 };
 
-constexpr std::int64_t kMaxNormCols = 32768;
-
 /// Enqueues one kernel (none when there is nothing to do: no rows). Throws Error(kBadArgument), Error(kUnsupported) for
-/// float32 or RMSNorm over more than kMaxNormCols columns, Error(kDevice).
+/// float32, Error(kDevice).
 void launch_restore(const RestoreParams& params, cudaStream_t stream);
 
 /// Loads all restore kernels on the current device.

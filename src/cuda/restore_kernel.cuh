@@ -1,12 +1,14 @@
-// The restore kernel: one block per row (and per stretch of columns, where no norm needs the whole row at once).
+// The restore kernels: one for operands whose rows are aligned to 16 bytes, one for all others.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
+#include "ptx.cuh"
 #include "restore.h"
 
 namespace flashoverlap::cuda {
@@ -47,148 +49,267 @@ struct Vector {
   }
 };
 
-// Loads and stores of up to 8 neighbouring elements: one access where aligned, element by element otherwise.
-template <class Element, bool kAligned>
-__device__ __forceinline__ void load_elements(const Element* from, int count, float (&values)[kVectorElements]) {
-  if constexpr (kAligned) {
-    Vector<Element>{__ldg(reinterpret_cast<const uint4*>(from))}.unpack(values);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kVectorElements; ++i) values[i] = i < count ? to_float(from[i]) : 0.0F;
+__device__ __forceinline__ float activate(Activation activation, float x) {
+  switch (activation) {
+    case Activation::kNone: return x;
+    case Activation::kRelu: return x < 0.0F ? 0.0F : x;  // not fmaxf, which would hide a NaN
+    case Activation::kGelu: return 0.5F * x * (1.0F + erff(x * 0.70710678118654752F));
+    case Activation::kSilu: return __fdividef(x, 1.0F + __expf(-x));
   }
+  return x;
 }
-template <class Element, bool kAligned>
-__device__ __forceinline__ void store_elements(Element* to, int count, const float (&values)[kVectorElements]) {
-  if constexpr (kAligned) {
-    *reinterpret_cast<uint4*>(to) = Vector<Element>::pack(values).bits;
-  } else {
-#pragma unroll
-    for (int i = 0; i < kVectorElements; ++i) {
-      if (i < count) to[i] = from_float<Element>(values[i]);
-    }
-  }
-}
-
-// The switch is the same for the whole grid, so it costs a branch per vector and spares a kernel per activation.
+// The activation is the same for the whole grid, so it costs a branch per vector and spares a kernel per activation.
 __device__ __forceinline__ void activate(Activation activation, float (&values)[kVectorElements]) {
+  if (activation == Activation::kNone) return;
 #pragma unroll
-  for (int i = 0; i < kVectorElements; ++i) {
-    float& x = values[i];
-    switch (activation) {
-      case Activation::kNone: break;
-      case Activation::kRelu: x = x < 0.0F ? 0.0F : x; break;  // not fmaxf, which would hide a NaN
-      case Activation::kGelu: x = 0.5F * x * (1.0F + erff(x * 0.70710678118654752F)); break;
-      case Activation::kSilu: x = x / (1.0F + __expf(-x)); break;
-    }
+  for (int i = 0; i < kVectorElements; ++i) values[i] = activate(activation, values[i]);
+}
+
+__device__ __forceinline__ DeviceRow load_row(const DeviceRestore& restore, std::int64_t row) {
+  const int2 raw = __ldg(reinterpret_cast<const int2*>(restore.rows + row));
+  return {raw.x, raw.y};
+}
+
+__device__ __forceinline__ DevicePiece load_piece(const DeviceRestore& restore, int index) {
+  const int4 raw = __ldg(reinterpret_cast<const int4*>(restore.pieces + index));
+  DevicePiece piece;
+  memcpy(&piece, &raw, sizeof piece);
+  return piece;
+}
+
+// The piece of a row in which column `col` lies, where widths differ.
+__device__ __forceinline__ DevicePiece search_piece(const DeviceRestore& restore, const DeviceRow& row, int col) {
+  for (int index = row.first_piece;; ++index) {
+    const DevicePiece piece = load_piece(restore, index);
+    if (col < piece.col_begin + piece.cols) return piece;
   }
 }
 
-// Where the elements of one restored row lie in the source.
-struct SourceRow {
-  __device__ SourceRow(const RestoreParams& params, std::int64_t row) : params_(params), row_(row) {
-    if (params.restore.band_of_row == nullptr) return;
-    band_ = params.restore.bands[__ldg(params.restore.band_of_row + row)];
-  }
-  __device__ __forceinline__ std::int64_t at(int col) const {
-    if (params_.restore.band_of_row == nullptr) return row_ * params_.source_ld + col;
-    int index = 0;
-    if (band_.piece_cols > 0) {
-      index = min(col / band_.piece_cols, band_.num_pieces - 1);
-    } else {
-      while (index + 1 < band_.num_pieces && params_.restore.pieces[band_.first_piece + index + 1].col_begin <= col) ++index;
-    }
-    const DevicePiece piece = params_.restore.pieces[band_.first_piece + index];
-    return piece.offset + (row_ - band_.row_begin) * piece.cols + (col - piece.col_begin);
-  }
-
- private:
-  const RestoreParams& params_;
-  std::int64_t row_;
-  DeviceBand band_{};
-};
-
-template <class Element, bool kAligned>
-__device__ __forceinline__ void load_restored(const Element* source, const SourceRow& row, int col, int count,
-                                              float (&values)[kVectorElements]) {
-  if constexpr (kAligned) {
-    load_elements<Element, true>(source + row.at(col), count, values);
-  } else {
-    for (int i = 0; i < kVectorElements; ++i) values[i] = i < count ? to_float(source[row.at(col + i)]) : 0.0F;
-  }
+__device__ __forceinline__ std::int64_t offset_in(const DevicePiece& piece, int row_in_band, int col) {
+  return piece.offset + static_cast<std::int64_t>(row_in_band) * piece.cols + (col - piece.col_begin);
 }
 
-// Sum over the block, the same in every thread.
-__device__ __forceinline__ float block_sum(float value) {
-  __shared__ float partial[32];
+// Sum over the block, the same in every thread. `round` alternates between 0 and 1, so that a warp may be one sum ahead of
+// the others.
+__device__ __forceinline__ float block_sum(float value, int round) {
+  __shared__ float partial[2][32];
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffU, value, step);
   const int warps = static_cast<int>(blockDim.x / 32);
   if (warps == 1) return value;
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+  if (threadIdx.x % 32 == 0) partial[round][threadIdx.x / 32] = value;
   __syncthreads();
-  value = static_cast<int>(threadIdx.x % 32) < warps ? partial[threadIdx.x % 32] : 0.0F;
+  value = static_cast<int>(threadIdx.x % 32) < warps ? partial[round][threadIdx.x % 32] : 0.0F;
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffU, value, step);
   return value;
 }
 
-// Thread t has vectors t, t + threads, ... of its block's stretch of the row: kVectors of them, all in registers.
-template <class Element, bool kNorm, bool kAligned, int kVectors>
-__global__ void restore_kernel(const __grid_constant__ RestoreParams params) {
-  const std::int64_t row = params.row_begin + blockIdx.x;
-  const int n = static_cast<int>(params.n);
-  const int first = static_cast<int>(blockIdx.y * blockDim.x) * kVectors + static_cast<int>(threadIdx.x);
-  const auto col_of = [&](int v) { return (first + v * static_cast<int>(blockDim.x)) * kVectorElements; };
-  const auto* source = static_cast<const Element*>(params.source);
-  const Epilogue& epilogue = params.epilogue;
-  const SourceRow source_row(params, row);
+__device__ __forceinline__ void add_to(float (&values)[kVectorElements], const float (&other)[kVectorElements]) {
+#pragma unroll
+  for (int i = 0; i < kVectorElements; ++i) values[i] += other[i];
+}
 
-  float values[kVectors][kVectorElements];
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    if (col_of(v) < n) load_restored<Element, kAligned>(source, source_row, col_of(v), n - col_of(v), values[v]);
-  }
-  float squares = 0.0F;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int col = col_of(v);
-    if (col >= n) continue;
-    const int count = n - col;
-    float operand[kVectorElements];
-    if (epilogue.bias != nullptr) {
-      load_elements<Element, kAligned>(static_cast<const Element*>(epilogue.bias) + col, count, operand);
-#pragma unroll
-      for (int i = 0; i < kVectorElements; ++i) values[v][i] += operand[i];
+// Vectors of 16 bytes. A thread has the same kVectors vectors of every row of its block, `threads` vectors apart. Source and
+// residual of the next kRowsAhead rows are under way to shared memory while a row is worked on, so that global memory never
+// waits for the sum of squares. Where a row lies is looked up in two steps, one row apart: each step uses what an earlier
+// iteration has loaded, so that no thread ever stands still for a look-up.
+constexpr int kRowsAhead = 2;
+constexpr int kRowSlots = kRowsAhead + 1;
+
+template <class Element, bool kNorm, int kVectors>
+class AlignedRows {
+ public:
+  __device__ AlignedRows(const RestoreParams& params, uint4* ring)
+      : params_(params), ring_(ring), n_(static_cast<int>(params.n)),
+        first_((static_cast<int>(blockIdx.y * blockDim.x) * kVectors + static_cast<int>(threadIdx.x)) * kVectorElements),
+        end_(params.row_begin + params.rows) {}
+
+  __device__ void run() {
+    const Epilogue& epilogue = params_.epilogue;
+    Vector<Element> weight[kVectors];
+    if constexpr (kNorm) {
+      for_each([&](int v) { weight[v] = load(static_cast<const Element*>(epilogue.rms_norm_weight) + col(v)); });
     }
-    activate(epilogue.activation, values[v]);
-    if (epilogue.residual != nullptr) {
-      load_elements<Element, kAligned>(static_cast<const Element*>(epilogue.residual) + row * epilogue.residual_ld + col, count,
-                                       operand);
+    const std::int64_t step = gridDim.x;
+    std::int64_t row = params_.row_begin + blockIdx.x;
+    if (is_restored()) {
+      entry_ = load_row(params_.restore, row);
+      find_pieces();
+      if (row + step < end_) entry_ = load_row(params_.restore, row + step);
+    }
+    for (int ahead = 0; ahead < kRowsAhead; ++ahead) start_loads(row + ahead * step, ahead, step);
+    for (int slot = 0, round = 0; row < end_; row += step, round ^= 1) {
+      start_loads(row + kRowsAhead * step, (slot + kRowsAhead) % kRowSlots, step);
+      // This thread reads only what it has loaded itself, so it needs no barrier.
+      ptx::copy_async_wait_group<kRowsAhead>();
+      float values[kVectors][kVectorElements];
+      for_each([&](int v) { first_steps(row, v, slot, values[v]); });
+      if constexpr (kNorm) normalise(values, weight, round);
+      for_each([&](int v) { store(static_cast<Element*>(params_.out) + row * params_.ldo + col(v), values[v]); });
+      slot = slot + 1 == kRowSlots ? 0 : slot + 1;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int col(int v) const { return first_ + v * static_cast<int>(blockDim.x) * kVectorElements; }
+  template <class Body>
+  __device__ __forceinline__ void for_each(const Body& body) const {
 #pragma unroll
-      for (int i = 0; i < kVectorElements; ++i) values[v][i] += operand[i];
+    for (int v = 0; v < kVectors; ++v) {
+      if (col(v) < n_) body(v);
+    }
+  }
+  static __device__ __forceinline__ Vector<Element> load(const Element* from) {
+    return {__ldg(reinterpret_cast<const uint4*>(from))};
+  }
+  static __device__ __forceinline__ void store(Element* to, const float (&values)[kVectorElements]) {
+    *reinterpret_cast<uint4*>(to) = Vector<Element>::pack(values).bits;
+  }
+  __device__ __forceinline__ uint4* source_slot(int slot, int v) const {
+    return ring_ + (slot * kVectors + v) * blockDim.x + threadIdx.x;
+  }
+  __device__ __forceinline__ uint4* residual_slot(int slot, int v) const { return source_slot(kRowSlots + slot, v); }
+
+  __device__ __forceinline__ bool is_restored() const { return params_.restore.rows != nullptr; }
+
+  // Starts the loads of `row`, and takes the next row's look-up a step on. Always ends a group of copies.
+  __device__ __forceinline__ void start_loads(std::int64_t row, int slot, std::int64_t step) {
+    if (row < end_) {
+      const auto* source = static_cast<const Element*>(params_.source);
+      if (is_restored()) {
+        for_each([&](int v) { ptx::copy_async<16>(source_slot(slot, v), source + offset_in(pieces_[v], row_in_band_, col(v)), 16); });
+        find_pieces();
+        if (row + 2 * step < end_) entry_ = load_row(params_.restore, row + 2 * step);
+      } else {
+        for_each([&](int v) { ptx::copy_async<16>(source_slot(slot, v), source + row * params_.source_ld + col(v), 16); });
+      }
+      if (params_.epilogue.residual != nullptr) {
+        const auto* from = static_cast<const Element*>(params_.epilogue.residual) + row * params_.epilogue.residual_ld;
+        for_each([&](int v) { ptx::copy_async<16>(residual_slot(slot, v), from + col(v), 16); });
+      }
+    }
+    ptx::copy_async_commit_group();
+  }
+
+  // The pieces of the row that entry_ describes.
+  __device__ __forceinline__ void find_pieces() {
+    row_in_band_ = entry_.row_in_band;
+    if (params_.restore.piece_cols > 0) {
+      for_each([&](int v) { pieces_[v] = load_piece(params_.restore, entry_.first_piece + col(v) / params_.restore.piece_cols); });
+    } else {
+      for_each([&](int v) { pieces_[v] = search_piece(params_.restore, entry_, col(v)); });
+    }
+  }
+
+  // Bias, activation, residual.
+  __device__ __forceinline__ void first_steps(std::int64_t row, int v, int slot, float (&values)[kVectorElements]) const {
+    const Epilogue& epilogue = params_.epilogue;
+    float operand[kVectorElements];
+    Vector<Element>{*source_slot(slot, v)}.unpack(values);
+    if (epilogue.bias != nullptr) {
+      load(static_cast<const Element*>(epilogue.bias) + col(v)).unpack(operand);
+      add_to(values, operand);
+    }
+    activate(epilogue.activation, values);
+    if (epilogue.residual != nullptr) {
+      Vector<Element>{*residual_slot(slot, v)}.unpack(operand);
+      add_to(values, operand);
     }
     if (epilogue.residual_out != nullptr) {
-      store_elements<Element, kAligned>(static_cast<Element*>(epilogue.residual_out) + row * epilogue.residual_out_ld + col, count,
-                                        values[v]);
-    }
-    if constexpr (kNorm) {
-#pragma unroll
-      for (int i = 0; i < kVectorElements; ++i) squares += kAligned || i < count ? values[v][i] * values[v][i] : 0.0F;
+      store(static_cast<Element*>(epilogue.residual_out) + row * epilogue.residual_out_ld + col(v), values);
     }
   }
-  float scale = 1.0F;
-  if constexpr (kNorm) scale = rsqrtf(block_sum(squares) / static_cast<float>(n) + epilogue.rms_norm_eps);
+
+  __device__ __forceinline__ void normalise(float (&values)[kVectors][kVectorElements], const Vector<Element> (&weight)[kVectors],
+                                            int round) const {
+    float squares = 0.0F;
+    for_each([&](int v) {
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int col = col_of(v);
-    if (col >= n) continue;
-    if constexpr (kNorm) {
-      float weight[kVectorElements];
-      load_elements<Element, kAligned>(static_cast<const Element*>(epilogue.rms_norm_weight) + col, n - col, weight);
+      for (int i = 0; i < kVectorElements; ++i) squares += values[v][i] * values[v][i];
+    });
+    const float scale = rsqrtf(__fdividef(block_sum(squares, round), static_cast<float>(n_)) + params_.epilogue.rms_norm_eps);
+    for_each([&](int v) {
+      float factor[kVectorElements];
+      weight[v].unpack(factor);
 #pragma unroll
-      for (int i = 0; i < kVectorElements; ++i) values[v][i] *= scale * weight[i];
+      for (int i = 0; i < kVectorElements; ++i) values[v][i] *= scale * factor[i];
+    });
+  }
+
+  const RestoreParams& params_;
+  uint4* ring_;  // [source, residual][kRowSlots][kVectors][threads]
+  int n_;
+  int first_;
+  std::int64_t end_;
+  DeviceRow entry_;                // of the row after the next to load
+  int row_in_band_ = 0;            // of the next row to load
+  DevicePiece pieces_[kVectors];  // of the next row to load
+};
+
+constexpr int kMaxThreads = 1024;
+
+// The bound keeps a thread at 64 registers.
+template <class Element, bool kNorm, int kVectors>
+__global__ void __launch_bounds__(kMaxThreads) restore_aligned(const __grid_constant__ RestoreParams params) {
+  extern __shared__ uint4 ring[];
+  AlignedRows<Element, kNorm, kVectors>(params, ring).run();
+}
+
+// Element by element, one block per row: for what the other kernel cannot take. With a norm the row is computed twice, since
+// it need not fit the registers.
+template <class Element>
+class AnyRow {
+ public:
+  __device__ AnyRow(const RestoreParams& params, std::int64_t row) : params_(params), row_(row) {
+    if (params.restore.rows != nullptr) entry_ = load_row(params.restore, row);
+  }
+
+  // Bias, activation, residual.
+  __device__ float value(int col) const {
+    const Epilogue& epilogue = params_.epilogue;
+    float x = to_float(static_cast<const Element*>(params_.source)[source_offset(col)]);
+    if (epilogue.bias != nullptr) x += to_float(static_cast<const Element*>(epilogue.bias)[col]);
+    x = activate(epilogue.activation, x);
+    if (epilogue.residual != nullptr) {
+      x += to_float(static_cast<const Element*>(epilogue.residual)[row_ * epilogue.residual_ld + col]);
     }
-    store_elements<Element, kAligned>(static_cast<Element*>(params.out) + row * params.ldo + col, n - col, values[v]);
+    return x;
+  }
+
+ private:
+  __device__ std::int64_t source_offset(int col) const {
+    if (params_.restore.rows == nullptr) return row_ * params_.source_ld + col;
+    return offset_in(search_piece(params_.restore, entry_, col), entry_.row_in_band, col);
+  }
+  const RestoreParams& params_;
+  std::int64_t row_;
+  DeviceRow entry_{};
+};
+
+template <class Element, bool kNorm>
+__global__ void restore_any(const __grid_constant__ RestoreParams params) {
+  const Epilogue& epilogue = params.epilogue;
+  const std::int64_t row = params.row_begin + blockIdx.x;
+  const int n = static_cast<int>(params.n);
+  const AnyRow<Element> source(params, row);
+  float scale = 1.0F;
+  if constexpr (kNorm) {
+    float squares = 0.0F;
+    for (int col = static_cast<int>(threadIdx.x); col < n; col += static_cast<int>(blockDim.x)) {
+      const float x = source.value(col);
+      squares += x * x;
+    }
+    // Also a barrier: `out` and `residual_out` may be the residual, which is read above.
+    scale = rsqrtf(block_sum(squares, 0) / static_cast<float>(n) + epilogue.rms_norm_eps);
+  }
+  for (int col = static_cast<int>(threadIdx.x); col < n; col += static_cast<int>(blockDim.x)) {
+    float x = source.value(col);
+    if (epilogue.residual_out != nullptr) {
+      static_cast<Element*>(epilogue.residual_out)[row * epilogue.residual_out_ld + col] = from_float<Element>(x);
+    }
+    if constexpr (kNorm) x *= scale * to_float(static_cast<const Element*>(epilogue.rms_norm_weight)[col]);
+    static_cast<Element*>(params.out)[row * params.ldo + col] = from_float<Element>(x);
   }
 }
 

@@ -30,7 +30,7 @@ struct SignalGemmArguments {
   std::int64_t packed_size = 0; ///< its elements
   void* output = nullptr;       ///< D [m, n] row-major, for tiles stored in place; may be null where there is none
   std::int64_t ldd = 0;         ///< elements from row to row of D, >= n
-  DeviceTables tables;          ///< made for this variant's tile shape
+  DeviceTables tables;          ///< made for this variant's tile shape; uploaded before the launch is enqueued
   std::uint32_t* counters = nullptr;  ///< one per group, zero before the launch; null: no signals
   int num_sms = 0;              ///< SMs to use; the grid has as many blocks, rounded down to whole clusters
 };
@@ -53,7 +53,7 @@ struct SignalGemmVariant {
   int tile_cols;
   int tile_k;
   int blocks_per_tile;      ///< SMs of one compute unit: units = num_sms / blocks_per_tile
-  int signals_per_tile;     ///< a group of t tiles is complete at t * signals_per_tile
+  int signals_per_tile;     ///< a group of t tiles is complete when its counter has reached t * signals_per_tile
   int operand_alignment;    ///< elements: a, b, lda and ldb must be multiples
   /// Checks the arguments and makes the descriptors. Throws Error where the variant cannot run them.
   std::unique_ptr<PreparedGemm> (*prepare)(const SignalGemmArguments&);

@@ -1,7 +1,7 @@
 // The signal GEMM for everything that is not sm_90a, and for operands that the copy engine cannot take: a persistent kernel
 // on mma.sync with cp.async, for sm_80 and later.
 //
-// A block of eight warps computes a tile of kTileM x kTileN, each warp a kWarpM x kWarpN part. Operands go through kStages
+// A block computes a tile of kTileM x kTileN, each warp a kWarpM x kWarpN part. Operands go through kStages
 // buffers of 32 columns; at the end the tile is converted into shared memory and copied out row by row through placement.
 #pragma once
 
@@ -28,9 +28,9 @@ struct Config {
   static constexpr int kWarpN = kWarpN_;
   static constexpr int kAlignment = kAlignment_;
   static constexpr int kStages = 4;
-  static constexpr int kThreads = 256;
   static constexpr int kWarpRows = kTileM / kWarpM;
   static constexpr int kWarpCols = kTileN / kWarpN;
+  static constexpr int kThreads = kWarpRows * kWarpCols * 32;
   static constexpr int kAtomsM = kWarpM / 16;
   static constexpr int kAtomsN = kWarpN / 8;
   static constexpr int kRowVectors = kTileK / 8;  // 16-byte vectors of one operand row
@@ -40,7 +40,7 @@ struct Config {
   static constexpr int kOperandBytes = kStages * kStageElements * 2;
   static constexpr int kOutputBytes = kTileM * kOutputStride * 2;
   static constexpr int kSharedBytes = kOperandBytes > kOutputBytes ? kOperandBytes : kOutputBytes;
-  static_assert(kWarpRows * kWarpCols * 32 == kThreads);
+  static_assert(kTileM * kRowVectors % kThreads == 0 && kTileN * kRowVectors % kThreads == 0);
   static_assert(kSharedBytes <= 99 * 1024, "shared memory of an sm_86 or sm_89 block");
 };
 
@@ -63,13 +63,6 @@ __device__ __forceinline__ int operand_offset(int row, int vector) {
   return line * 64 + (((row & 1) * 4 + vector) ^ (line & 7)) * 8;
 }
 
-// One operand's rows: where they start, and how far they go.
-struct OperandView {
-  const std::uint16_t* first;  // of row 0 of the tile
-  std::int64_t ld;
-  int rows_left;  // rows of the tile that exist
-};
-
 template <class Config>
 __device__ __forceinline__ void load_vector(std::uint16_t* to, const std::uint16_t* from, int valid) {
   constexpr int kPiece = Config::kAlignment;
@@ -89,53 +82,70 @@ __device__ __forceinline__ void load_vector(std::uint16_t* to, const std::uint16
   }
 }
 
-// By the whole block: rows [0, kRows) of columns [k, k + 32), zeros where there is nothing.
+// One operand's rows of a tile, kRows of them, of which the first `rows_left` exist. A thread loads the same vectors of every
+// stage, so their addresses are worked out once a tile.
 template <class Config, int kRows>
-__device__ __forceinline__ void load_operand(std::uint16_t* shared, const OperandView& view, const std::uint16_t* base, int k,
-                                             int k_end) {
-  constexpr int kVectors = kRows * Config::kRowVectors;
+class OperandLoader {
+ public:
+  __device__ OperandLoader(const std::uint16_t* base, std::int64_t ld, std::int64_t first_row, int rows_left) : base_(base) {
 #pragma unroll
-  for (int i = 0; i < kVectors / Config::kThreads; ++i) {
-    const int index = i * Config::kThreads + static_cast<int>(threadIdx.x);
-    const int row = index / Config::kRowVectors;
-    const int vector = index % Config::kRowVectors;
-    const int col = k + vector * 8;
-    const int valid = row < view.rows_left ? max(0, min(8, k_end - col)) : 0;
-    // An address outside the operand is never formed, let alone read.
-    const std::uint16_t* from = valid > 0 ? view.first + row * view.ld + col : base;
-    load_vector<Config>(shared + operand_offset(row, vector), from, valid);
+    for (int i = 0; i < kVectors; ++i) {
+      const int row = row_of(i);
+      // An address outside the operand is never formed, let alone read.
+      from_[i] = row < rows_left ? base + (first_row + row) * ld + vector() * 8 : nullptr;
+    }
   }
-}
+
+  // By the whole block: columns [k, k + 32) into `shared`, zeros where there is nothing.
+  __device__ void load(std::uint16_t* shared, int k, int k_end) const {
+    const int valid_cols = max(0, min(8, k_end - k - vector() * 8));
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int valid = from_[i] != nullptr ? valid_cols : 0;
+      load_vector<Config>(shared + operand_offset(row_of(i), vector()), valid > 0 ? from_[i] + k : base_, valid);
+    }
+  }
+
+ private:
+  static constexpr int kVectors = kRows * Config::kRowVectors / Config::kThreads;
+  static_assert(Config::kThreads % Config::kRowVectors == 0, "a thread's vectors lie in the same columns");
+  static __device__ int vector() { return static_cast<int>(threadIdx.x) % Config::kRowVectors; }
+  static __device__ int row_of(int i) { return (i * Config::kThreads + static_cast<int>(threadIdx.x)) / Config::kRowVectors; }
+
+  const std::uint16_t* base_;
+  const std::uint16_t* from_[kVectors];
+};
 
 template <class Config>
 struct Accumulators {
   float values[Config::kAtomsM][Config::kAtomsN][4];
 };
 
+// One instruction's depth (16 columns) of a stage.
 template <class Config>
-__device__ __forceinline__ void multiply_stage(const std::uint16_t* stage, Accumulators<Config>& acc, int warp_row, int warp_col,
-                                               int lane) {
+__device__ __forceinline__ void multiply_step(const std::uint16_t* stage, int step, Accumulators<Config>& acc, int warp_row,
+                                              int warp_col, int lane) {
   const std::uint16_t* a = stage;
   const std::uint16_t* b = stage + Config::kTileM * Config::kTileK;
+  std::uint32_t a_fragments[Config::kAtomsM][4];
+  std::uint32_t b_fragments[Config::kAtomsN / 2][4];
 #pragma unroll
-  for (int step = 0; step < Config::kTileK / 16; ++step) {
-    std::uint32_t b_fragments[Config::kAtomsN / 2][4];
+  for (int i = 0; i < Config::kAtomsM; ++i) {
+    const int row = warp_row * Config::kWarpM + i * 16 + (lane & 15);
+    ptx::ldmatrix_x4(a_fragments[i], a + operand_offset(row, step * 2 + (lane >> 4)));
+  }
 #pragma unroll
-    for (int j = 0; j < Config::kAtomsN / 2; ++j) {
-      // Two neighbouring 8-row blocks of B: matrices (block 0, k 0..7), (block 0, k 8..15), (block 1, ...).
-      const int row = warp_col * Config::kWarpN + j * 16 + (lane & 7) + ((lane >> 4) << 3);
-      ptx::ldmatrix_x4(b_fragments[j], b + operand_offset(row, step * 2 + ((lane >> 3) & 1)));
-    }
+  for (int j = 0; j < Config::kAtomsN / 2; ++j) {
+    // Two neighbouring 8-row blocks of B: matrices (block 0, k 0..7), (block 0, k 8..15), (block 1, ...).
+    const int row = warp_col * Config::kWarpN + j * 16 + (lane & 7) + ((lane >> 4) << 3);
+    ptx::ldmatrix_x4(b_fragments[j], b + operand_offset(row, step * 2 + ((lane >> 3) & 1)));
+  }
 #pragma unroll
-    for (int i = 0; i < Config::kAtomsM; ++i) {
-      std::uint32_t a_fragment[4];
-      const int row = warp_row * Config::kWarpM + i * 16 + (lane & 15);
-      ptx::ldmatrix_x4(a_fragment, a + operand_offset(row, step * 2 + (lane >> 4)));
+  for (int i = 0; i < Config::kAtomsM; ++i) {
 #pragma unroll
-      for (int j = 0; j < Config::kAtomsN; ++j) {
-        ptx::mma_m16n8k16<Config::kIsBf16>(acc.values[i][j], a_fragment, b_fragments[j / 2][(j & 1) * 2],
-                                           b_fragments[j / 2][(j & 1) * 2 + 1]);
-      }
+    for (int j = 0; j < Config::kAtomsN; ++j) {
+      ptx::mma_m16n8k16<Config::kIsBf16>(acc.values[i][j], a_fragments[i], b_fragments[j / 2][(j & 1) * 2],
+                                         b_fragments[j / 2][(j & 1) * 2 + 1]);
     }
   }
 }
@@ -143,16 +153,14 @@ __device__ __forceinline__ void multiply_stage(const std::uint16_t* stage, Accum
 template <class Config>
 __device__ __forceinline__ void multiply_tile(const KernelParams& params, const TileWork& work, std::uint16_t* shared,
                                               Accumulators<Config>& acc, int warp, int lane) {
-  const OperandView a{params.a + work.row_begin * params.lda, params.lda, min(Config::kTileM, params.output.m - work.row_begin)};
-  const OperandView b{params.b + work.weight_row * params.ldb, params.ldb,
-                      min(Config::kTileN, params.weight_rows - work.weight_row)};
+  const OperandLoader<Config, Config::kTileM> a(params.a, params.lda, work.row_begin, params.output.m - work.row_begin);
+  const OperandLoader<Config, Config::kTileN> b(params.b, params.ldb, work.weight_row, params.weight_rows - work.weight_row);
   const int k_tiles = (params.k + Config::kTileK - 1) / Config::kTileK;
   const auto load_stage = [&](int k_tile) {
     if (k_tile < k_tiles) {
       std::uint16_t* stage = shared + (k_tile % Config::kStages) * Config::kStageElements;
-      load_operand<Config, Config::kTileM>(stage, a, params.a, k_tile * Config::kTileK, params.k);
-      load_operand<Config, Config::kTileN>(stage + Config::kTileM * Config::kTileK, b, params.b, k_tile * Config::kTileK,
-                                           params.k);
+      a.load(stage, k_tile * Config::kTileK, params.k);
+      b.load(stage + Config::kTileM * Config::kTileK, k_tile * Config::kTileK, params.k);
     }
     ptx::copy_async_commit_group();  // also an empty one: groups are counted
   };
@@ -160,9 +168,12 @@ __device__ __forceinline__ void multiply_tile(const KernelParams& params, const 
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
     ptx::copy_async_wait_group<Config::kStages - 2>();
     __syncthreads();  // the stage is complete for all, and the one before it is no longer read by anyone
+    const std::uint16_t* stage = shared + (k_tile % Config::kStages) * Config::kStageElements;
+    static_assert(Config::kTileK == 2 * 16);
+    // The next loads go between the two steps: the matrix units have work while their addresses are worked out.
+    multiply_step<Config>(stage, 0, acc, warp / Config::kWarpCols, warp % Config::kWarpCols, lane);
     load_stage(k_tile + Config::kStages - 1);
-    multiply_stage<Config>(shared + (k_tile % Config::kStages) * Config::kStageElements, acc, warp / Config::kWarpCols,
-                           warp % Config::kWarpCols, lane);
+    multiply_step<Config>(stage, 1, acc, warp / Config::kWarpCols, warp % Config::kWarpCols, lane);
   }
   ptx::copy_async_wait_group<0>();
   __syncthreads();

@@ -1,6 +1,8 @@
 // Host side of the sm_90a signal GEMM: arguments to parameters, and the launch.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 
 #include "check.h"
@@ -46,7 +48,7 @@ KernelParams<Config> make_params(const SignalGemmArguments& args) {
   params.in_place_by_bulk = args.output != nullptr && is_copy_engine_aligned(args.output, args.ldd);
   params.counters = args.counters;
   if (params.in_place_by_bulk) params.in_place_map = make_store_map(args.output, args.m, args.n, args.ldd, kChunkRows);
-  if (args.packed != nullptr) {
+  if (args.packed != nullptr && args.packed_size > 0) {
     constexpr int kWidth = Config::kPlanTileN;
     const std::int64_t rows = (args.packed_size + kWidth - 1) / kWidth;
     params.whole_map = make_store_map(args.packed, rows, kWidth, kWidth, kChunkRows);
@@ -79,17 +81,21 @@ class Prepared final : public PreparedGemm {
   }
 
   void launch(cudaStream_t stream) const override {
-    cudaLaunchAttribute cluster{};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {Config::kClusterM, Config::kClusterN, 1};
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {Config::kClusterM, Config::kClusterN, 1};
+    // Blocks may set up (barriers, descriptors, schedule) while the kernel before them in the stream ends; they read operands
+    // and write only after that.
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     // CUTLASS reads the block's place in the cluster from x and y.
     config.gridDim = dim3(static_cast<unsigned>(blocks_ / Config::kClusterN), Config::kClusterN);
     config.blockDim = dim3(Config::kThreads);
     config.dynamicSmemBytes = kSharedBytes<Config>;
     config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = std::size(attributes);
     FLASHOVERLAP_CUDA_CHECK(cudaLaunchKernelEx(&config, signal_gemm_sm90<Config>, params_));
   }
 

@@ -3,8 +3,8 @@
 // A tile leaves the accumulators in *chunks* of 64 rows x 64 columns. A consumer warpgroup converts a chunk and writes it to
 // one of its staging slots in shared memory (128-byte rows, 128-byte swizzle, as the copy engine wants it), then goes on; a
 // *store warp* of the producer warpgroup, one per consumer warpgroup, takes the chunk from there to where placement says.
-// So the tensor cores never wait for global memory, and neither does the signal: the store warp alone waits until the
-// tile's stores are complete before it adds to the group's counter.
+// So the tensor cores never wait for global memory, and neither does the signal: the store warp alone waits until stores are
+// complete before it adds to the group's counter.
 //
 // Staging barriers, per slot (all within the block): `full`: the warpgroup's four warps arrive after fencing their shared
 // stores, the store warp waits; `empty`: the store warp arrives when the slot has been read, the warpgroup waits. They start
@@ -111,13 +111,14 @@ __device__ __forceinline__ void copy_chunk_rows(const StoreParams& params, const
   }
 }
 
-// Whether the copy engine can store this chunk: it writes whole boxes, clipped only at the edges of the tensor.
+// Whether the copy engine can store this chunk: it writes whole boxes, clipped only at the edges of the tensor, and there only
+// to whole vectors of 16 bytes (seen on an H200: with n = 396 it wrote columns 396 to 399).
 __device__ __forceinline__ bool is_bulk_chunk(const StoreParams& params, const TileWork& work, const ChunkPosition& at) {
   const bool all_rows = work.rows - at.row >= kChunkRows;
   switch (work.kind) {
     case StoreKind::kInPlace:
       return params.in_place_map != nullptr && (all_rows || work.row_begin + work.rows == params.output.m) &&
-             (work.cols - at.col >= kChunkCols || work.col_begin + work.cols == params.output.n);
+             (work.cols - at.col >= kChunkCols || (work.col_begin + work.cols == params.output.n && params.output.n % 8 == 0));
     case StoreKind::kWhole: return all_rows;
     case StoreKind::kSlabs: return true;
     default: return false;
@@ -171,13 +172,17 @@ class ChunkStorer {
     state_.advance();
   }
 
-  // Ends a tile: all its slots are free again and all its stores complete. Lane 0 may then signal: its bulk stores are
-  // visible to it, and the other lanes' stores of the general path come before this through __syncwarp.
+  // Ends a tile: all its slots are free again.
   __device__ void finish_tile() {
     finish_reading();
-    // Not `.read`: the data must have reached global memory before the signal is seen.
-    if (lane_ == 0) ptx::bulk_wait_group<0>();
     __syncwarp();
+  }
+
+  // By lane 0: all stores so far are complete, so it may signal. Its bulk stores are visible to it then, and the other lanes'
+  // stores of the general path come before this through __syncwarp.
+  static __device__ void wait_for_stores() {
+    // Not `.read`: the data must have reached global memory before the signal is seen.
+    ptx::bulk_wait_group<0>();
   }
 
  private:

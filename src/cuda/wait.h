@@ -36,7 +36,8 @@ struct WaitParams {
 /// SM must not be filled by the GEMM, or the GEMM's blocks must leave room for one more warp. Throws Error(kDevice).
 void launch_wait_kernel(const WaitParams& params, cudaStream_t stream);
 
-/// Enqueues a stream memory operation that waits, and one that resets the counter. Takes no SM, knows no time-out.
+/// Enqueues a stream memory operation that waits, and one that resets the counter. Takes no SM, knows no time-out. The counter
+/// must lie in memory from cudaMalloc (CounterTable), not from a stream-ordered pool.
 /// Throws Error(kUnsupported) where the driver has no such operation, Error(kDevice).
 void enqueue_wait_value(std::uint32_t* counter, std::uint32_t target, cudaStream_t stream);
 
