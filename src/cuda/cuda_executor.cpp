@@ -247,7 +247,7 @@ void CudaExecutor::enqueue(Call& call) {
     if (communicates) enqueue_transfers(call);
     const bool counted =
         call.mode == Mode::kGemmOnly || (call.mode == Mode::kRun && !call.prepared.all_groups_awaited());
-    if (counted && !plan.transfers.empty()) call.prepared.tables().reset_counters(call.stream);
+    if (counted && !plan.transfers.empty()) call.prepared.tables(call.operands).reset_counters(call.stream);
     if (call.mode == Mode::kRun) enqueue_restore(call);
   }
   if (!call.is_captured) {
@@ -369,13 +369,14 @@ void CudaExecutor::enqueue_transfer(Call& call, std::size_t index) {
 }
 
 void CudaExecutor::wait_for_group(const Call& call, std::int64_t group, cudaStream_t stream) {
-  const std::uint32_t target = call.prepared.tables().target(group);
+  const DevicePlan& tables = call.prepared.tables(call.operands);
+  const std::uint32_t target = tables.target(group);
   if (target == 0 || call.plan().grid.k() == 0) return;
   if (options_.wait == GroupWait::kStreamMemory) {
-    return enqueue_wait_value(call.prepared.tables().counter(group), target, stream);
+    return enqueue_wait_value(tables.counter(group), target, stream);
   }
   WaitParams params;
-  params.counter = call.prepared.tables().counter(group);
+  params.counter = tables.counter(group);
   params.target = target;
   params.group = static_cast<std::uint32_t>(group);
   params.error = wait_error_;
@@ -416,7 +417,7 @@ void CudaExecutor::enqueue_restore(Call& call) {
   if (!is_in_place) {
     params.source =
         plan.restore.source == BufferKind::kPacked ? call.prepared.packed() : call.prepared.received();
-    params.restore = call.prepared.tables().restore();
+    params.restore = call.prepared.tables(call.operands).restore();
   }
   call.log.begin(call.stream, "restore", "restore and epilogue", SpanKind::kEpilogue);
   launch_restore(params, call.stream);

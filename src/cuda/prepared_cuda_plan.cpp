@@ -39,13 +39,12 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
   if (as_serial) {
     serial_ = std::make_unique<SerialBaseline>(device, plan_);
   } else {
-    // Variants with one tile shape may differ in the signals of a tile, and the tables hold the sums of
-    // those.
-    std::erase_if(variants_, [&](const SignalGemmVariant* variant) {
-      return variant->signals_per_tile != variants_.front()->signals_per_tile;
-    });
-    for (const SignalGemmVariant* variant : variants_) variant->load();
-    tables_ = std::make_unique<DevicePlan>(device, plan_, *variants_.front());
+    for (const SignalGemmVariant* variant : variants_) {
+      variant->load();
+      const auto has_signals = [&](const auto& entry) { return entry.first == variant->signals_per_tile; };
+      if (std::any_of(tables_.begin(), tables_.end(), has_signals)) continue;
+      tables_.emplace_back(variant->signals_per_tile, std::make_unique<DevicePlan>(device, plan_, *variant));
+    }
   }
 }
 
@@ -95,6 +94,15 @@ const SignalGemmVariant& PreparedCudaPlan::variant_for(const Operands& operands)
              variants_.front()->name);
 }
 
+const DevicePlan& PreparedCudaPlan::tables(const Operands& operands) const {
+  // Without columns to sum over nothing is read of the matrices, and any variant's tables will do.
+  if (plan_.grid.k() == 0) return *tables_.front().second;
+  const int signals = variant_for(operands).signals_per_tile;
+  return *std::find_if(tables_.begin(), tables_.end(), [&](const auto& entry) {
+            return entry.first == signals;
+          })->second;
+}
+
 const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* output, std::int64_t ldo,
                                            bool plain, int num_sms) {
   const Key key{operands.a, operands.b, output, operands.lda, operands.ldb, ldo, plain};
@@ -113,11 +121,13 @@ const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* outpu
   arguments.packed_size = plain ? 0 : plan_.packed_size;
   arguments.output = plain || writes_in_place() ? output : nullptr;
   arguments.ldd = ldo;
-  arguments.tables = plain ? tables_->plain_tables() : tables_->tables();
+  const SignalGemmVariant& variant = variant_for(operands);
+  const DevicePlan& device_plan = tables(operands);
+  arguments.tables = plain ? device_plan.plain_tables() : device_plan.tables();
   // Without transfers nobody waits, and nobody would set the counters back.
-  arguments.counters = plain || plan_.transfers.empty() ? nullptr : tables_->counters();
+  arguments.counters = plain || plan_.transfers.empty() ? nullptr : device_plan.counters();
   arguments.num_sms = num_sms;
-  Entry entry{key, variant_for(operands).prepare(arguments)};
+  Entry entry{key, variant.prepare(arguments)};
   if (launches_.size() < kKept) {
     launches_.push_back(std::move(entry));
     return *launches_.back().gemm;

@@ -4,6 +4,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "device_plan.h"
@@ -31,7 +32,8 @@ class PreparedCudaPlan final : public PreparedPlan {
   void set_workspace(std::shared_ptr<Workspace> workspace) { workspace_ = std::move(workspace); }
 
   [[nodiscard]] SerialBaseline* serial() const { return serial_.get(); }
-  [[nodiscard]] const DevicePlan& tables() const { return *tables_; }
+  /// For the variant that computes on these matrices.
+  [[nodiscard]] const DevicePlan& tables(const Operands& operands) const;
   /// Whether a group is waited for by a transfer; the counters of the others are cleared after the call.
   [[nodiscard]] bool all_groups_awaited() const { return all_groups_awaited_; }
   [[nodiscard]] bool writes_in_place() const { return plan_.placement.segments.empty(); }
@@ -44,7 +46,7 @@ class PreparedCudaPlan final : public PreparedPlan {
   [[nodiscard]] void* scratch() const { return workspace_->memory.data(); }
   [[nodiscard]] std::int64_t scratch_bytes() const { return workspace_->memory.bytes(); }
 
-  /// The launch for these matrices; made on their first use, then kept. `is_new` says which.
+  /// The launch for these matrices; made on their first use, then kept.
   const PreparedGemm& gemm(const Operands& operands, void* output, std::int64_t ldo, bool plain, int num_sms);
   /// Whether these matrices have been seen, so that they need no check again.
   [[nodiscard]] bool knows(const Operands& operands) const;
@@ -70,7 +72,9 @@ class PreparedCudaPlan final : public PreparedPlan {
   int device_;
   OverlapPlan plan_;
   std::vector<const SignalGemmVariant*> variants_;
-  std::unique_ptr<DevicePlan> tables_;
+  /// By the signals of a tile, in which variants with one tile shape may differ, and which the tables hold
+  /// the sums of.
+  std::vector<std::pair<int, std::unique_ptr<DevicePlan>>> tables_;
   std::unique_ptr<SerialBaseline> serial_;
   std::shared_ptr<Workspace> workspace_;
   bool all_groups_awaited_ = false;

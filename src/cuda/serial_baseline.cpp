@@ -100,21 +100,14 @@ SerialBaseline::SerialBaseline(int device, const OverlapPlan& plan)
   std::stable_sort(order_.begin(), order_.end(), [&](std::int64_t a, std::int64_t b) {
     return destinations[index(a)] < destinations[index(b)];
   });
-  std::vector<std::int32_t> band_of_row(index(m_));
-  std::vector<DeviceBand> bands;
+  const auto n = static_cast<std::int32_t>(plan.output_cols);
+  std::vector<DeviceRow> rows;
   std::vector<DevicePiece> pieces;
   for (std::int32_t row = 0; row < m_; ++row) {
-    band_of_row[index(row)] = row;
-    bands.push_back({.row_begin = row,
-                     .first_piece = row,
-                     .num_pieces = 1,
-                     .piece_cols = static_cast<std::int32_t>(plan.output_cols)});
-    pieces.push_back({.offset = order_[index(row)] * plan.output_cols,
-                      .col_begin = 0,
-                      .cols = static_cast<std::int32_t>(plan.output_cols)});
+    rows.push_back({.first_piece = row, .row_in_band = 0});
+    pieces.push_back({.offset = order_[index(row)] * plan.output_cols, .col_begin = 0, .cols = n});
   }
-  band_of_row_ = upload_table(device, band_of_row);
-  bands_ = upload_table(device, bands);
+  rows_ = upload_table(device, rows);
   pieces_ = upload_table(device, pieces);
 }
 
@@ -199,9 +192,9 @@ void SerialBaseline::run(const Operands& operands, Mode mode, void* scratch, int
                          .out = sorted,
                          .ldo = n,
                          .epilogue = {}};
-    gather.restore = {.band_of_row = static_cast<const std::int32_t*>(band_of_row_.data()),
-                      .bands = static_cast<const DeviceBand*>(bands_.data()),
+    gather.restore = {.rows = static_cast<const DeviceRow*>(rows_.data()),
                       .pieces = static_cast<const DevicePiece*>(pieces_.data()),
+                      .piece_cols = static_cast<std::int32_t>(n),
                       .is_aligned = n % 8 == 0};
     if (mode == Mode::kRun) launch_restore(gather, streams.caller);
     send = sorted;

@@ -50,8 +50,7 @@ class SerialBaseline {
   std::vector<std::int64_t> send_counts_;     // elements per rank
   std::vector<std::int64_t> receive_counts_;  // all-to-all only
   std::vector<std::int64_t> order_;           // row of D at each place of the send buffer; empty: in order
-  DeviceBuffer band_of_row_;
-  DeviceBuffer bands_;
+  DeviceBuffer rows_;
   DeviceBuffer pieces_;
   Event fork_;
   Event join_;

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "flashoverlap/cuda_context.h"
+#include "gpu_ranks.h"
 #include "gpu_test.h"
 
 int main(int argc, char** argv) {
@@ -15,5 +16,7 @@ int main(int argc, char** argv) {
     std::printf("skipped: no CUDA device\n");
     return 0;
   }
-  return flashoverlap::gpu_test::run_tests(argc > 1 ? argv[1] : "") == 0 ? 0 : 1;
+  const int failed = flashoverlap::gpu_test::run_tests(argc > 1 ? argv[1] : "");
+  flashoverlap::gpu_test::release_shared_groups();
+  return failed == 0 ? 0 : 1;
 }

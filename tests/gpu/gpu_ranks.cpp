@@ -95,9 +95,19 @@ void Group::run(const std::function<void(Rank&)>& body) {
   if (first != errors.end()) throw std::runtime_error("rank " + std::to_string(first - errors.begin()) + ": " + *first);
 }
 
-Group& shared_group(int world_size, CommunicatorKind kind) {
+namespace {
+
+std::map<std::pair<int, CommunicatorKind>, std::unique_ptr<Group>>& shared_groups() {
   static std::map<std::pair<int, CommunicatorKind>, std::unique_ptr<Group>> groups;
-  auto& group = groups[{world_size, kind}];
+  return groups;
+}
+
+}  // namespace
+
+void release_shared_groups() { shared_groups().clear(); }
+
+Group& shared_group(int world_size, CommunicatorKind kind) {
+  auto& group = shared_groups()[{world_size, kind}];
   if (group == nullptr) {
     // Few SMs each, so that small matrices have several waves.
     GroupOptions options;

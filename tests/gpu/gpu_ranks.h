@@ -59,8 +59,10 @@ class Group {
   std::vector<Rank> ranks_;
 };
 
-/// A group with these options that lives until the program ends; making NCCL communicators takes longer than most tests. Tests
+/// A group with these options that lives until release_shared_groups; making NCCL communicators takes longer than most tests. Tests
 /// that break their communicators make their own.
 Group& shared_group(int world_size, CommunicatorKind kind);
+/// Destroys them; to be called before main returns, while CUDA and NCCL are still there.
+void release_shared_groups();
 
 }  // namespace flashoverlap::gpu_test

@@ -1,0 +1,268 @@
+#include "gpu_run.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "core/fail.h"
+#include "cuda/check.h"
+#include "cuda/device.h"
+#include "cuda/sm_partition.h"
+#include "flashoverlap/cuda_context.h"
+
+namespace flashoverlap::cli {
+namespace {
+
+std::size_t as_index(std::int64_t value) {
+  return static_cast<std::size_t>(value);
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : values[values.size() / 2];
+}
+
+/// Where every rank runs and on which SMs.
+struct Placement {
+  std::vector<CudaOptions> ranks;
+  std::vector<int> devices;
+  int ctas = 0;  ///< Of one rank's collectives.
+};
+
+std::vector<int> devices_of(const ProblemOptions& problem, const GpuOptions& gpu) {
+  const int available = cuda_device_count();
+  if (available == 0) core::fail(ErrorKind::kUnsupported, "--backend cuda: this machine has no CUDA device");
+  std::vector<int> devices;
+  for (const std::int64_t device : gpu.devices) {
+    if (device < 0 || device >= available) {
+      core::fail(ErrorKind::kBadArgument, "--devices: {} is not a device of this machine, which has 0 to {}",
+                 device, available - 1);
+    }
+    devices.push_back(static_cast<int>(device));
+  }
+  if (devices.empty()) {
+    for (int r = 0; r < static_cast<int>(problem.ranks); ++r)
+      devices.push_back(problem.ranks <= available ? r : 0);
+  }
+  if (std::ssize(devices) != problem.ranks) {
+    core::fail(ErrorKind::kBadArgument, "--devices lists {} devices for --ranks {}", devices.size(),
+               problem.ranks);
+  }
+  return devices;
+}
+
+Placement place(const ProblemOptions& problem, const GpuOptions& gpu) {
+  Placement placement{.ranks = {}, .devices = devices_of(problem, gpu)};
+  std::map<int, std::vector<std::size_t>> ranks_on;
+  for (std::size_t r = 0; r < placement.devices.size(); ++r) ranks_on[placement.devices[r]].push_back(r);
+  placement.ranks.resize(placement.devices.size());
+  const auto communication = static_cast<int>(gpu.communication_sms);
+  std::size_t most = 1;
+  for (const auto& [device, ranks] : ranks_on) {
+    most = std::max(most, ranks.size());
+    std::vector<GpuPartition> partitions(ranks.size());
+    if (ranks.size() > 1) {
+      const int left = cuda::splittable_sms(device) - communication;
+      const int each = left / static_cast<int>(ranks.size()) / cuda::kSmGroup * cuda::kSmGroup;
+      partitions = make_rehearsal(device, static_cast<int>(ranks.size()), each, communication);
+    }
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      CudaOptions& options = placement.ranks[ranks[i]];
+      options.device = device;
+      options.communication_sms = communication;
+      options.partition = partitions[i];
+    }
+  }
+  placement.ctas = std::max(1, communication / static_cast<int>(most));
+  return placement;
+}
+
+/// One rank's operator with its matrices on its device.
+class GpuRank {
+ public:
+  GpuRank(std::shared_ptr<Communicator> communicator, const CudaOptions& cuda_options,
+          const ProblemOptions& options, const Routing& routing, const Inputs& inputs)
+      : device_(cuda_options.device),
+        scope_(device_),
+        context_(communicator, make_cuda_executor(communicator, cuda_options)),
+        stream_(make_cuda_stream(cuda_options)),
+        op_(make_operator(context_, options, routing)),
+        out_(op_->output_rows(), options.n, options.dtype),
+        begin_(true),
+        end_(true) {
+    const auto copy = [&](const Matrix& matrix) {
+      const std::int64_t bytes = matrix.rows() * matrix.cols() * size_of(matrix.dtype());
+      cuda::DeviceBuffer buffer(device_, bytes, "a matrix of flashoverlap run");
+      cuda::upload(device_, buffer.data(), matrix.data(), as_index(bytes));
+      return buffer;
+    };
+    a_ = copy(inputs.a);
+    b_ = copy(inputs.b);
+    device_out_ = copy(out_);
+    operands_.a = a_.data();
+    operands_.lda = options.k;
+    operands_.b = b_.data();
+    operands_.ldb = options.k;
+    operands_.out = device_out_.data();
+    operands_.ldo = options.n;
+    operands_.stream = native_handle(*stream_);
+  }
+
+  /// Runs on a poisoned output and returns it.
+  const Matrix& run_afresh(Method method, Timeline* timeline) {
+    out_.poison();
+    const std::size_t bytes = as_index(out_.rows() * out_.cols() * size_of(out_.dtype()));
+    cuda::upload(device_, device_out_.data(), out_.data(), bytes);
+    op_->run(operands_, method, Mode::kRun, timeline);
+    stream_->synchronize();
+    if (bytes > 0) {
+      FLASHOVERLAP_CUDA_CHECK(
+          cudaMemcpyAsync(out_.data(), device_out_.data(), bytes, cudaMemcpyDeviceToHost, stream()));
+      stream_->synchronize();
+    }
+    return out_;
+  }
+
+  /// Microseconds of one call, the slowest rank's, over a batch of calls back to back; the same on every
+  /// rank.
+  double time(Method method, Mode mode) {
+    constexpr int kCalls = 5;
+    Communicator& communicator = context_.communicator();
+    (void)communicator.exchange(std::uint64_t{0}, {.operation = "start of a measured batch"});
+    begin_.record(stream());
+    for (int i = 0; i < kCalls; ++i) op_->run(operands_, method, mode, nullptr);
+    end_.record(stream());
+    stream_->synchronize();
+    float ms = 0;
+    FLASHOVERLAP_CUDA_CHECK(cudaEventElapsedTime(&ms, begin_.get(), end_.get()));
+    const double us = static_cast<double>(ms) * 1e3 / kCalls;
+    double slowest = 0;
+    for (const std::uint64_t bits :
+         communicator.exchange(std::bit_cast<std::uint64_t>(us), {.operation = "end of a measured batch"})) {
+      slowest = std::max(slowest, std::bit_cast<double>(bits));
+    }
+    return slowest;
+  }
+
+  [[nodiscard]] const OverlapPlan& plan() const { return op_->plan(); }
+
+ private:
+  [[nodiscard]] cudaStream_t stream() const { return static_cast<cudaStream_t>(operands_.stream); }
+
+  int device_;
+  cuda::DeviceScope scope_;
+  cuda::DeviceBuffer a_, b_, device_out_;
+  Context context_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<GemmOperator> op_;
+  Matrix out_;
+  Operands operands_;
+  cuda::Event begin_, end_;
+};
+
+/// What the ranks' threads share.
+struct Shared {
+  Routing routing;
+  std::vector<Inputs> inputs;
+  std::unique_ptr<ResultCheck> check;
+  std::mutex mutex;  ///< Guards what check_both merges into result.
+  RunResult result;
+};
+
+void append(const Timeline& from, Timeline& to) {
+  to.spans.insert(to.spans.end(), from.spans.begin(), from.spans.end());
+}
+
+void check_both(GpuRank& run, int rank, Shared& shared, bool keep_timelines) {
+  Timeline serial;
+  Timeline overlap;
+  const Matrix serial_out = run.run_afresh(Method::kSerial, keep_timelines ? &serial : nullptr);
+  const Matrix& overlap_out = run.run_afresh(Method::kOverlap, keep_timelines ? &overlap : nullptr);
+  CheckResult check = shared.check->check(rank, overlap_out);
+  const CheckResult serial_check = shared.check->check(rank, serial_out);
+  if (!serial_check.correct() && check.correct()) check.wrong = "serial method: " + serial_check.wrong;
+  const std::lock_guard lock(shared.mutex);
+  shared.result.check.merge(check);
+  shared.result.equals_serial = shared.result.equals_serial && serial_out == overlap_out;
+  append(serial, shared.result.serial);
+  append(overlap, shared.result.overlap);
+}
+
+void measure_rank(const std::shared_ptr<Communicator>& communicator, const CudaOptions& cuda_options,
+                  const RunOptions& options, Shared& shared) {
+  const int rank = communicator->rank();
+  GpuRank run(communicator, cuda_options, options.problem, shared.routing, shared.inputs[as_index(rank)]);
+  shared.result.plans[as_index(rank)] = run.plan();
+  if (rank == 0) {
+    shared.check = std::make_unique<ResultCheck>(options.problem, shared.routing, shared.inputs,
+                                                 run.plan().grid.tile_m());
+  }
+  (void)communicator->exchange(std::uint64_t{0}, {.operation = "making the reference"});
+  check_both(run, rank, shared, false);
+  std::vector<double> gemm, communication, serial, overlap;
+  for (std::int64_t i = 0; i < options.iterations; ++i) {
+    serial.push_back(run.time(Method::kSerial, Mode::kRun));
+    overlap.push_back(run.time(Method::kOverlap, Mode::kRun));
+    gemm.push_back(run.time(Method::kSerial, Mode::kGemmOnly));
+    communication.push_back(run.time(Method::kSerial, Mode::kCommunicationOnly));
+  }
+  check_both(run, rank, shared, true);
+  if (rank != 0) return;
+  shared.result.times = {.gemm_us = median(gemm),
+                         .communication_us = median(communication),
+                         .serial_us = median(serial),
+                         .overlap_us = median(overlap)};
+}
+
+}  // namespace
+
+RunResult measure_on_gpus(const RunOptions& options, const GpuOptions& gpu) {
+  // Before CUDA starts: kernels loaded lazily behind a waiting stream hang, and ranks that share a GPU need
+  // their own queues.
+  (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  const ProblemOptions& problem = options.problem;
+  if (problem.dtype == DType::kFloat32) {
+    core::fail(ErrorKind::kUnsupported, "--backend cuda computes bf16 and f16, not f32; add --dtype bf16");
+  }
+  require_memory(memory_estimate(problem));
+  const Placement placement = place(problem, gpu);
+  if (gpu.communicator == "nccl" && options.link.bandwidth_gbps > 0) {
+    core::fail(ErrorKind::kUnsupported, "--link-gbps {}: NCCL cannot be paced; use --comm local",
+               options.link.bandwidth_gbps);
+  }
+  Shared shared;
+  shared.routing = problem.op == Op::kGemmAllToAll ? make_routing(problem) : Routing{};
+  for (int rank = 0; rank < problem.ranks; ++rank) shared.inputs.push_back(make_inputs(problem, rank));
+  shared.result.plans.resize(as_index(problem.ranks));
+  shared.result.link = options.link_is_auto ? LinkModel{} : options.link;
+
+  std::vector<std::shared_ptr<Communicator>> locals;
+  if (gpu.communicator == "local") {
+    locals = make_local_gpu_communicators(placement.devices,
+                                          {.link = shared.result.link, .max_ctas = placement.ctas});
+  }
+  run_problem(problem, {}, [&](const std::shared_ptr<Communicator>& control) {
+    const std::size_t rank = as_index(control->rank());
+    std::shared_ptr<Communicator> communicator;
+    if (locals.empty()) {
+      communicator =
+          make_nccl_communicator(control, {.device = placement.devices[rank], .max_ctas = placement.ctas});
+    } else {
+      communicator = locals[rank];
+    }
+    try {
+      measure_rank(communicator, placement.ranks[rank], options, shared);
+    } catch (const std::exception& error) {
+      communicator->abort(error.what());
+      throw;
+    }
+  });
+  return std::move(shared.result);
+}
+
+}  // namespace flashoverlap::cli

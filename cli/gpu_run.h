@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "run_measure.h"
+
+/// `flashoverlap run --backend cuda`.
+namespace flashoverlap::cli {
+
+struct GpuOptions {
+  std::string communicator = "nccl";  ///< Or "local": kernels that read the other ranks' memory.
+  /// Rank r runs on devices[r]; ranks on the same device share its SMs. Empty: rank r on device r, or all on
+  /// device 0 where there is only one.
+  std::vector<std::int64_t> devices;
+  std::int64_t communication_sms = 24;  ///< Of each device, left to communication.
+};
+
+/// As `measure`, on GPUs. Error(kUnsupported) in a build without CUDA, and where there is no device.
+RunResult measure_on_gpus(const RunOptions& options, const GpuOptions& gpu);
+
+}  // namespace flashoverlap::cli
