@@ -4,14 +4,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <mutex>
 
 #include "flashoverlap/cpu_executor.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
-
-#include "core/fail.h"
 #elif defined(__SANITIZE_THREAD__)
 extern "C" void __tsan_read_range(const void* begin, unsigned long bytes);  // NOLINT: the sanitizer's name
 extern "C" void __tsan_write_range(void* begin, unsigned long bytes);       // NOLINT: the sanitizer's name
@@ -19,6 +18,36 @@ extern "C" void __tsan_write_range(void* begin, unsigned long bytes);       // N
 
 namespace flashoverlap::cpu {
 namespace {
+
+// OpenBLAS has a fixed number of packing buffers, twice the threads it was built for (64 on Debian), one for
+// each call in progress: beyond it warns, and later fails. More threads than this compute no faster, so they
+// wait here instead.
+constexpr int kMaxCalls = 128;
+
+/// Holds one of kMaxCalls places. Not a std::counting_semaphore: that of GCC 12 can sleep for ever (GCC bug
+/// 104928).
+class CallPlace {
+ public:
+  CallPlace() {
+    std::unique_lock lock(mutex_);
+    freed_.wait(lock, [] { return taken_ < kMaxCalls; });
+    ++taken_;
+  }
+  ~CallPlace() {
+    {
+      const std::scoped_lock lock(mutex_);
+      --taken_;
+    }
+    freed_.notify_one();
+  }
+  CallPlace(const CallPlace&) = delete;
+  CallPlace& operator=(const CallPlace&) = delete;
+
+ private:
+  static inline std::mutex mutex_;
+  static inline std::condition_variable freed_;
+  static inline int taken_ = 0;
+};
 
 std::mutex thread_count_mutex;
 int thread_count_users = 0;
@@ -75,6 +104,7 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::i
     return;
   }
   const auto size = [](std::int64_t value) { return static_cast<blasint>(value); };
+  const CallPlace place;
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, size(m), size(n), size(k), 1.0F, a, size(lda), b,
               size(ldb), accumulate ? 1.0F : 0.0F, c, size(ldc));
 }

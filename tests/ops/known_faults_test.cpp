@@ -5,7 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <mutex>
+#include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -54,12 +55,23 @@ void expect_all_reduce(const Shape& shape, const CheckSums& expected,
   });
 }
 
+/// Ranks may be processes, so this goes by the communicator.
+CheckSums over_all_ranks(Communicator& communicator, const CheckSums& own) {
+  std::string bytes(sizeof(own), '\0');
+  std::memcpy(bytes.data(), &own, sizeof(own));
+  CheckSums total;
+  for (const std::string& part : communicator.exchange(bytes, {.operation = "check sums"})) {
+    CheckSums sums;
+    std::memcpy(&sums, part.data(), sizeof(sums));
+    total += sums;
+  }
+  return total;
+}
+
 void expect_reduce_scatter(const Shape& shape, const CheckSums& expected, RowOwnership rows) {
   SCOPED_TRACE(::testing::Message() << "reduce-scatter m=" << shape.m << " n=" << shape.n
                                     << " ranks=" << shape.ranks);
   for (const Method method : kBoth) {
-    CheckSums total;
-    std::mutex mutex;
     on_ranks(shape.ranks, [&](Context& context, int rank) {
       GemmReduceScatter op(context, options_of(shape), rows);
       const Matrix a = known_matrix_a(rank, shape.m, shape.k);
@@ -69,14 +81,14 @@ void expect_reduce_scatter(const Shape& shape, const CheckSums& expected, RowOwn
       EXPECT_TRUE(out.guards_intact());
       const std::vector<std::int64_t> owned =
           owned_rows(shape.m, op.plan().grid.tile_m(), shape.ranks, rank, rows);
+      CheckSums own;
       for (std::int64_t i = 0; i < out.rows(); ++i) {
         Matrix row(1, shape.n, DType::kFloat32);
         row.fill([&](std::int64_t, std::int64_t j) { return out.at(i, j); });
-        const std::scoped_lock lock(mutex);
-        total += check_sums(row, owned[static_cast<std::size_t>(i)]);
+        own += check_sums(row, owned[static_cast<std::size_t>(i)]);
       }
+      EXPECT_EQ(over_all_ranks(context.communicator(), own), expected);
     });
-    EXPECT_EQ(total, expected);
   }
 }
 
