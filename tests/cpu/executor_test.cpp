@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <set>
+#include <stdexcept>
 #include <thread>
 
 #include "cpu/hand_made_plans.h"
@@ -120,6 +121,29 @@ TEST(CpuExecutor, FinishGatesAddWhatHasArrived) {
         }
         EXPECT_TRUE(out.guards_intact());
       }
+    });
+  }
+}
+
+// Rank 1 fails before it has sent: tiles of the other ranks wait for what will never come, and must be told.
+TEST(CpuExecutor, FailureReachesTilesThatWaitForASlice) {
+  for (const bool finish_gates : {false, true}) {
+    run_ranks(3, {}, [&](std::shared_ptr<Communicator> communicator) {
+      const std::int32_t rank = communicator->rank();
+      ExecutorHooks hooks;
+      if (rank == 1) {
+        hooks.before_transfer = [](std::int64_t) { throw std::runtime_error("injected"); };
+      }
+      const auto executor = make_cpu_executor(communicator, {.num_threads = 2, .hooks = hooks});
+      const HandMadeShape shape{.rank = rank, .world_size = 3};
+      const auto prepared =
+          executor->prepare(finish_gates ? scatter_rows_plan(shape) : gather_rows_plan(shape));
+      const Matrix b = known_matrix_b(rank, shape.n, shape.k);
+      Matrix a(3 * shape.rows_per_rank, shape.k, DType::kFloat32);
+      Matrix out(3 * shape.rows_per_rank, shape.n, DType::kFloat32);
+      EXPECT_THAT([&] { executor->execute(*prepared, operands_of(a, b, out), Mode::kRun, nullptr); },
+                  ThrowsMessage<Error>(::testing::AllOf(HasSubstr("rank 1"), HasSubstr("injected"))))
+          << "rank " << rank;
     });
   }
 }
