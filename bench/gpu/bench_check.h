@@ -6,11 +6,11 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define BENCH_CUDA(call)                                                                                     \
-  do {                                                                                                       \
-    const cudaError_t bench_status = (call);                                                                 \
-    if (bench_status != cudaSuccess) {                                                                       \
+#define BENCH_CUDA(call)                                                                                    \
+  do {                                                                                                      \
+    const cudaError_t bench_status = (call);                                                                \
+    if (bench_status != cudaSuccess) {                                                                      \
       std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(bench_status)); \
-      std::exit(1);                                                                                          \
-    }                                                                                                        \
+      std::exit(1);                                                                                         \
+    }                                                                                                       \
   } while (0)

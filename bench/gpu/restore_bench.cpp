@@ -1,6 +1,8 @@
-// Restore fused with RMSNorm against RMSNorm of a row-major matrix by the same kernel, and against a copy. bf16, random data.
+// Restore fused with RMSNorm against RMSNorm of a row-major matrix by the same kernel, and against a copy.
+// bf16, random data.
 //   restore_bench [--rounds 25]
-// The packed source has the tile order of a GEMM + all-reduce (tiles of 256 x 256, or as given below), in schedule order.
+// The packed source has the tile order of a GEMM + all-reduce (tiles of 256 x 256, or as given below), in
+// schedule order.
 #include <cstring>
 #include <string>
 
@@ -18,14 +20,20 @@ namespace fo = flashoverlap;
 struct Case {
   std::int64_t m, n, tile_m, tile_n;
 };
-constexpr Case kCases[] = {{2048, 8192, 256, 256},  {4096, 8192, 256, 256}, {4096, 4096, 256, 256}, {8192, 8192, 256, 256},
-                           {8192, 4096, 256, 128},  {16384, 8192, 256, 256}, {1024, 8192, 128, 512}, {4096, 8192, 256, 192},
-                           {16384, 4096, 128, 256}, {4000, 8008, 256, 256},  {3333, 5120, 256, 256}};
+constexpr Case kCases[] = {{2048, 8192, 256, 256}, {4096, 8192, 256, 256}, {4096, 4096, 256, 256},
+                           {8192, 8192, 256, 256}, {8192, 4096, 256, 128}, {16384, 8192, 256, 256},
+                           {1024, 8192, 128, 512}, {4096, 8192, 256, 192}, {16384, 4096, 128, 256},
+                           {4000, 8008, 256, 256}, {3333, 5120, 256, 256}};
 
 struct Buffers {
   explicit Buffers(std::int64_t count)
-      : packed(0, count * 2, "packed"), row_major(0, count * 2, "row-major"), residual(0, count * 2, "residual"),
-        residual_out(0, count * 2, "residual out"), out(0, count * 2, "out"), weight(0, 1 << 20, "weight"), errors(0, 4, "errors") {}
+      : packed(0, count * 2, "packed"),
+        row_major(0, count * 2, "row-major"),
+        residual(0, count * 2, "residual"),
+        residual_out(0, count * 2, "residual out"),
+        out(0, count * 2, "out"),
+        weight(0, 1 << 20, "weight"),
+        errors(0, 4, "errors") {}
   fo::cuda::DeviceBuffer packed, row_major, residual, residual_out, out, weight, errors;
 };
 
@@ -93,17 +101,20 @@ void run(const Case& shape, int rounds, cudaStream_t stream) {
     return [&params](cudaStream_t s) { fo::cuda::launch_restore(params, s); };
   };
   const bench::Launch copy = [&](cudaStream_t s) {
-    BENCH_CUDA(cudaMemcpyAsync(buffers.out.data(), buffers.row_major.data(), static_cast<std::size_t>(count) * 2,
-                               cudaMemcpyDeviceToDevice, s));
+    BENCH_CUDA(cudaMemcpyAsync(buffers.out.data(), buffers.row_major.data(),
+                               static_cast<std::size_t>(count) * 2, cudaMemcpyDeviceToDevice, s));
   };
   bench::Timer timer(stream);
   const std::vector<double> us = timer.compare_us(
-      {launch(plain), launch(restore), launch(plain_residual), launch(fused_residual), launch(unpack), copy}, rounds, 2);
+      {launch(plain), launch(restore), launch(plain_residual), launch(fused_residual), launch(unpack), copy},
+      rounds, 2);
   const double gbps = static_cast<double>(count) * 2 * 2 / 1e3;
-  std::printf("%5lld x %5lld  tile %3lld x %3lld | %8.1f %6.0f | %8.1f %6.4f | %8.1f %8.1f %6.4f | %8.1f | %8.1f %6.0f\n",
-              static_cast<long long>(shape.m), static_cast<long long>(shape.n), static_cast<long long>(shape.tile_m),
-              static_cast<long long>(shape.tile_n), us[0], gbps / us[0], us[1], us[1] / us[0], us[2], us[3], us[3] / us[2], us[4], us[5],
-              gbps / us[5]);
+  std::printf(
+      "%5lld x %5lld  tile %3lld x %3lld | %8.1f %6.0f | %8.1f %6.4f | %8.1f %8.1f %6.4f | %8.1f | %8.1f "
+      "%6.0f\n",
+      static_cast<long long>(shape.m), static_cast<long long>(shape.n), static_cast<long long>(shape.tile_m),
+      static_cast<long long>(shape.tile_n), us[0], gbps / us[0], us[1], us[1] / us[0], us[2], us[3],
+      us[3] / us[2], us[4], us[5], gbps / us[5]);
   std::fflush(stdout);
 }
 
@@ -118,8 +129,11 @@ int main(int argc, char** argv) {
   BENCH_CUDA(cudaGetDeviceProperties(&properties, 0));
   cudaStream_t stream;
   BENCH_CUDA(cudaStreamCreate(&stream));
-  std::printf("# %s, bf16, medians of %d rounds of 2; GB/s counts bytes read and written\n", properties.name, rounds);
-  std::printf("#  rows     cols   packed as    | norm us   GB/s | restore+norm, / norm | +residual: norm, restored, ratio | unpack us | copy us GB/s\n");
+  std::printf("# %s, bf16, medians of %d rounds of 2; GB/s counts bytes read and written\n", properties.name,
+              rounds);
+  std::printf(
+      "#  rows     cols   packed as    | norm us   GB/s | restore+norm, / norm | +residual: norm, restored, "
+      "ratio | unpack us | copy us GB/s\n");
   for (const Case& shape : kCases) run(shape, rounds, stream);
   BENCH_CUDA(cudaStreamDestroy(stream));
   return 0;

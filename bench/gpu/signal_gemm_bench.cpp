@@ -1,7 +1,10 @@
-// The signal GEMM against cuBLAS, and against itself without signals and placement. bf16, random data, one GPU.
-//   signal_gemm_bench [--sms 132,116] [--rounds 15] [--pause-ms 30] [--soak-ms 0] [--shapes MxNxK,...] [--csv FILE] [--only SUBSTRING]
-// For every shape and number of SMs: each variant with several tile orders is checked and timed briefly; the best is then
-// timed in turn with itself without signals and placement, and with the best cuBLAS algorithm for the same number of SMs.
+// The signal GEMM against cuBLAS, and against itself without signals and placement. bf16, random data, one
+// GPU.
+//   signal_gemm_bench [--sms 132,116] [--rounds 15] [--pause-ms 30] [--soak-ms 0] [--shapes MxNxK,...] [--csv
+//   FILE] [--only SUBSTRING]
+// For every shape and number of SMs: each variant with several tile orders is checked and timed briefly; the
+// best is then timed in turn with itself without signals and placement, and with the best cuBLAS algorithm
+// for the same number of SMs.
 #include <cuda_profiler_api.h>
 
 #include <cstring>
@@ -25,9 +28,9 @@ struct Shape {
   int m, n, k;
 };
 
-constexpr Shape kShapes[] = {{2048, 8192, 8192},  {4096, 8192, 7168},  {4096, 4096, 4096},   {8192, 8192, 8192},
-                             {4096, 8192, 1024},  {4096, 8192, 2048},  {8192, 4096, 1792},   {16384, 8192, 2048},
-                             {16384, 8192, 3584}, {1024, 8192, 8192},  {4000, 8008, 2056},   {3333, 5120, 4096},
+constexpr Shape kShapes[] = {{2048, 8192, 8192},  {4096, 8192, 7168}, {4096, 4096, 4096}, {8192, 8192, 8192},
+                             {4096, 8192, 1024},  {4096, 8192, 2048}, {8192, 4096, 1792}, {16384, 8192, 2048},
+                             {16384, 8192, 3584}, {1024, 8192, 8192}, {4000, 8008, 2056}, {3333, 5120, 4096},
                              {777, 4104, 7168}};
 constexpr int kGroups = 8;
 
@@ -36,7 +39,7 @@ struct Options {
   std::vector<Shape> shapes{std::begin(kShapes), std::end(kShapes)};
   int rounds = 15;
   int pause_ms = 30;  // between rounds, so that the card does not run into its power limit for good
-  int soak_ms = 0;  // > 0: also run each contender for so long and print what the card says of itself
+  int soak_ms = 0;    // > 0: also run each contender for so long and print what the card says of itself
   std::string csv;
   std::string only;
 };
@@ -44,7 +47,9 @@ struct Options {
 // Device memory that frees itself.
 template <class T>
 struct Buffer {
-  explicit Buffer(std::int64_t count) { BENCH_CUDA(cudaMalloc(&data, std::max<std::int64_t>(count, 1) * sizeof(T))); }
+  explicit Buffer(std::int64_t count) {
+    BENCH_CUDA(cudaMalloc(&data, std::max<std::int64_t>(count, 1) * sizeof(T)));
+  }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { cudaFree(data); }
@@ -75,7 +80,8 @@ std::vector<std::pair<int, int>> tile_order(int tiles_m, int tiles_n, const Orde
 struct Schedule {
   Schedule(const Shape& shape, const fc::SignalGemmVariant& variant, const Order& order, bool packed) {
     const auto ceil_div = [](int a, int b) { return (a + b - 1) / b; };
-    const auto tiles = tile_order(ceil_div(shape.m, variant.tile_rows), ceil_div(shape.n, variant.tile_cols), order);
+    const auto tiles =
+        tile_order(ceil_div(shape.m, variant.tile_rows), ceil_div(shape.n, variant.tile_cols), order);
     std::vector<fc::TileWork> work;
     std::vector<bench::PackedTile> places;
     std::int64_t offset = 0;
@@ -96,9 +102,11 @@ struct Schedule {
       offset += tile.rows * tile.cols;
     }
     device = std::make_unique<Buffer<fc::TileWork>>(static_cast<std::int64_t>(work.size()));
-    BENCH_CUDA(cudaMemcpy(device->data, work.data(), work.size() * sizeof(fc::TileWork), cudaMemcpyHostToDevice));
+    BENCH_CUDA(
+        cudaMemcpy(device->data, work.data(), work.size() * sizeof(fc::TileWork), cudaMemcpyHostToDevice));
     device_places = std::make_unique<Buffer<bench::PackedTile>>(static_cast<std::int64_t>(work.size()));
-    BENCH_CUDA(cudaMemcpy(device_places->data, places.data(), places.size() * sizeof places[0], cudaMemcpyHostToDevice));
+    BENCH_CUDA(cudaMemcpy(device_places->data, places.data(), places.size() * sizeof places[0],
+                          cudaMemcpyHostToDevice));
     tables.schedule = device->data;
     tables.num_positions = static_cast<int>(work.size());
   }
@@ -118,8 +126,16 @@ struct Candidate {
 class ShapeBench {
  public:
   ShapeBench(const Shape& shape, cublasLtHandle_t handle)
-      : shape_(shape), handle_(handle), a_(1LL * shape.m * shape.k), b_(1LL * shape.n * shape.k), d_(size()), packed_(size()),
-        reference_(size()), counters_(kGroups), errors_(1), workspace_(kWorkspaceBytes) {
+      : shape_(shape),
+        handle_(handle),
+        a_(1LL * shape.m * shape.k),
+        b_(1LL * shape.n * shape.k),
+        d_(size()),
+        packed_(size()),
+        reference_(size()),
+        counters_(kGroups),
+        errors_(1),
+        workspace_(kWorkspaceBytes) {
     BENCH_CUDA(cudaStreamCreate(&stream_));
     bench::fill_random(kType, a_.data, 1LL * shape.m * shape.k, 1, stream_);
     bench::fill_random(kType, b_.data, 1LL * shape.n * shape.k, 2, stream_);
@@ -129,8 +145,8 @@ class ShapeBench {
 
   void run(int num_sms, const Options& options, std::ostream* csv) {
     bench::Timer timer(stream_);
-    bench::CublasGemm cublas(handle_, CUDA_R_16BF, shape_.m, shape_.n, shape_.k, num_sms, a_.data, b_.data, reference_.data,
-                             workspace_.data, kWorkspaceBytes);
+    bench::CublasGemm cublas(handle_, CUDA_R_16BF, shape_.m, shape_.n, shape_.k, num_sms, a_.data, b_.data,
+                             reference_.data, workspace_.data, kWorkspaceBytes);
     const bench::Launch cublas_launch = [&](cudaStream_t s) { cublas.launch(s); };
     choose_cublas(cublas, cublas_launch, timer);
     std::vector<Candidate> candidates = time_candidates(num_sms, options, timer, csv);
@@ -144,15 +160,18 @@ class ShapeBench {
     std::size_t best = 1;
     for (std::size_t i = 2; i < us.size(); ++i) best = us[i] < us[best] ? i : best;
     const Candidate& winner = candidates[best - 1];
-    const std::vector<bench::Launch> pair = {contenders[best], [gemm = winner.plain](cudaStream_t s) { gemm->launch(s); },
+    const std::vector<bench::Launch> pair = {contenders[best],
+                                             [gemm = winner.plain](cudaStream_t s) { gemm->launch(s); },
                                              [gemm = winner.placed](cudaStream_t s) { gemm->launch(s); }};
     const std::vector<double> pair_us = timer.compare_us(pair, options.rounds, options.pause_ms);
     const double tflops = 2.0 * shape_.m * shape_.n * shape_.k * 1e-6;
-    std::printf("%5d x %5d x %5d %4d | %8.1f %6.1f | %8.1f %6.1f | %6.3f | %6.4f %6.4f | %s %s%d\n", shape_.m, shape_.n, shape_.k,
-                num_sms, us[0], tflops / us[0], us[best], tflops / us[best], us[0] / us[best], pair_us[0] / pair_us[1], pair_us[2] / pair_us[1],
-                winner.variant->name, winner.order.bands_of_rows ? "rows" : "cols", winner.order.width);
+    std::printf("%5d x %5d x %5d %4d | %8.1f %6.1f | %8.1f %6.1f | %6.3f | %6.4f %6.4f | %s %s%d\n", shape_.m,
+                shape_.n, shape_.k, num_sms, us[0], tflops / us[0], us[best], tflops / us[best],
+                us[0] / us[best], pair_us[0] / pair_us[1], pair_us[2] / pair_us[1], winner.variant->name,
+                winner.order.bands_of_rows ? "rows" : "cols", winner.order.width);
     std::fflush(stdout);
-    if (options.soak_ms > 0) soak(timer, {contenders[0], contenders[best], pair[1]}, {us[0], us[best], us[best]}, options.soak_ms);
+    if (options.soak_ms > 0)
+      soak(timer, {contenders[0], contenders[best], pair[1]}, {us[0], us[best], us[best]}, options.soak_ms);
     // For ncu --profile-from-start off.
     BENCH_CUDA(cudaProfilerStart());
     for (const bench::Launch& launch : {contenders[0], pair[0], pair[1]}) {
@@ -168,13 +187,16 @@ class ShapeBench {
   static constexpr int kSearchRounds = 3;
   std::int64_t size() const { return 1LL * shape_.m * shape_.n; }
 
-  // Sustained: each contender alone, long enough to reach the power limit; clock and power are read while it runs.
-  static void soak(bench::Timer& timer, const std::vector<bench::Launch>& contenders, const std::vector<double>& us, int soak_ms) {
+  // Sustained: each contender alone, long enough to reach the power limit; clock and power are read while it
+  // runs.
+  static void soak(bench::Timer& timer, const std::vector<bench::Launch>& contenders,
+                   const std::vector<double>& us, int soak_ms) {
     for (int repeat = 0; repeat < 2; ++repeat) {
       for (std::size_t i = 0; i < contenders.size(); ++i) {
         std::thread reader([soak_ms] {
           std::this_thread::sleep_for(std::chrono::milliseconds(soak_ms * 6 / 10));
-          (void)!std::system("nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu --format=csv,noheader");
+          (void)!std::system(
+              "nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu --format=csv,noheader");
         });
         const double mean = timer.batch_us(contenders[i], static_cast<int>(soak_ms * 1000 / us[i]));
         reader.join();
@@ -197,9 +219,12 @@ class ShapeBench {
     timer.batch_us(launch, 1);  // and leaves its result in reference_
   }
 
-  // All variants in all orders, best first. They take turns, or the first ones would have the card while it is cool.
-  std::vector<Candidate> time_candidates(int num_sms, const Options& options, bench::Timer& timer, std::ostream* csv) {
-    constexpr Order kOrders[] = {{true, 1}, {true, 2}, {true, 4}, {true, 8}, {true, 16}, {false, 2}, {false, 4}, {false, 8}, {false, 16}};
+  // All variants in all orders, best first. They take turns, or the first ones would have the card while it
+  // is cool.
+  std::vector<Candidate> time_candidates(int num_sms, const Options& options, bench::Timer& timer,
+                                         std::ostream* csv) {
+    constexpr Order kOrders[] = {{true, 1},  {true, 2},  {true, 4},  {true, 8},  {true, 16},
+                                 {false, 2}, {false, 4}, {false, 8}, {false, 16}};
     std::vector<Candidate> candidates;
     for (const fc::SignalGemmVariant* variant : fc::signal_gemm_variants()) {
       if (variant->type != fc::GemmType::kBf16) continue;
@@ -221,11 +246,13 @@ class ShapeBench {
       Candidate& candidate = candidates[i];
       candidate.us = us[i];
       if (csv != nullptr) {
-        *csv << shape_.m << ',' << shape_.n << ',' << shape_.k << ',' << num_sms << ',' << candidate.variant->name << ','
-             << (candidate.order.bands_of_rows ? "rows" : "cols") << ',' << candidate.order.width << ',' << us[i] << '\n';
+        *csv << shape_.m << ',' << shape_.n << ',' << shape_.k << ',' << num_sms << ','
+             << candidate.variant->name << ',' << (candidate.order.bands_of_rows ? "rows" : "cols") << ','
+             << candidate.order.width << ',' << us[i] << '\n';
       }
     }
-    std::sort(candidates.begin(), candidates.end(), [](const Candidate& x, const Candidate& y) { return x.us < y.us; });
+    std::sort(candidates.begin(), candidates.end(),
+              [](const Candidate& x, const Candidate& y) { return x.us < y.us; });
     return candidates;
   }
 
@@ -258,35 +285,40 @@ class ShapeBench {
     return candidate;
   }
 
-  // Poisoned outputs, then both ways of storing against cuBLAS everywhere and float64 at samples, and the counters.
+  // Poisoned outputs, then both ways of storing against cuBLAS everywhere and float64 at samples, and the
+  // counters.
   bool check(const Candidate& candidate) {
     BENCH_CUDA(cudaMemsetAsync(counters_.data, 0, kGroups * sizeof(std::uint32_t), stream_));
     BENCH_CUDA(cudaMemsetAsync(packed_.data, 0xff, size() * sizeof(Element), stream_));
     candidate.gemm->launch(stream_);
     BENCH_CUDA(cudaMemsetAsync(d_.data, 0xff, size() * sizeof(Element), stream_));
-    bench::unpack_tiles(candidate.schedule->device_places->data, candidate.schedule->tables.num_positions, packed_.data,
-                        d_.data, shape_.n, stream_);
+    bench::unpack_tiles(candidate.schedule->device_places->data, candidate.schedule->tables.num_positions,
+                        packed_.data, d_.data, shape_.n, stream_);
     const unsigned packed_errors = count_errors();
     BENCH_CUDA(cudaMemsetAsync(d_.data, 0xff, size() * sizeof(Element), stream_));
     candidate.plain->launch(stream_);
     const unsigned plain_errors = count_errors();
     std::vector<std::uint32_t> counters(kGroups);
-    BENCH_CUDA(cudaMemcpy(counters.data(), counters_.data, kGroups * sizeof(std::uint32_t), cudaMemcpyDeviceToHost));
+    BENCH_CUDA(
+        cudaMemcpy(counters.data(), counters_.data, kGroups * sizeof(std::uint32_t), cudaMemcpyDeviceToHost));
     const std::uint32_t counted = std::accumulate(counters.begin(), counters.end(), 0U);
-    const std::uint32_t expected = static_cast<std::uint32_t>(candidate.schedule->tables.num_positions * candidate.variant->signals_per_tile);
+    const std::uint32_t expected = static_cast<std::uint32_t>(candidate.schedule->tables.num_positions *
+                                                              candidate.variant->signals_per_tile);
     if (packed_errors + plain_errors == 0 && counted == expected) return true;
-    std::printf("WRONG %s %d x %d x %d: %u packed, %u in place, counted %u of %u\n", candidate.variant->name, shape_.m, shape_.n,
-                shape_.k, packed_errors, plain_errors, counted, expected);
+    std::printf("WRONG %s %d x %d x %d: %u packed, %u in place, counted %u of %u\n", candidate.variant->name,
+                shape_.m, shape_.n, shape_.k, packed_errors, plain_errors, counted, expected);
     return false;
   }
 
   unsigned count_errors() {
-    // Elements are sums of k products of magnitude 1/3: rounding to bf16 is 2^-9 of the value, accumulation far less.
+    // Elements are sums of k products of magnitude 1/3: rounding to bf16 is 2^-9 of the value, accumulation
+    // far less.
     const float absolute = 1e-4F * static_cast<float>(shape_.k) / 64.0F;
     BENCH_CUDA(cudaMemsetAsync(errors_.data, 0, sizeof(unsigned), stream_));
-    bench::count_differences(kType, d_.data, reference_.data, size(), 1.0F / 64, absolute, errors_.data, stream_);
-    bench::check_samples(kType, a_.data, b_.data, shape_.m, shape_.n, shape_.k, d_.data, 1.0 / 128, absolute, errors_.data,
-                         stream_);
+    bench::count_differences(kType, d_.data, reference_.data, size(), 1.0F / 64, absolute, errors_.data,
+                             stream_);
+    bench::check_samples(kType, a_.data, b_.data, shape_.m, shape_.n, shape_.k, d_.data, 1.0 / 128, absolute,
+                         errors_.data, stream_);
     unsigned errors = 0;
     BENCH_CUDA(cudaMemcpyAsync(&errors, errors_.data, sizeof errors, cudaMemcpyDeviceToHost, stream_));
     BENCH_CUDA(cudaStreamSynchronize(stream_));
@@ -330,7 +362,9 @@ Options parse(int argc, char** argv) {
     } else if (name == "--only") {
       options.only = value.str();
     } else {
-      std::fprintf(stderr, "unknown option %s; known: --sms --shapes --rounds --pause-ms --soak-ms --csv --only\n", argv[i]);
+      std::fprintf(stderr,
+                   "unknown option %s; known: --sms --shapes --rounds --pause-ms --soak-ms --csv --only\n",
+                   argv[i]);
       std::exit(2);
     }
   }
@@ -345,9 +379,11 @@ int main(int argc, char** argv) {
   BENCH_CUDA(cudaGetDeviceProperties(&properties, 0));
   cublasLtHandle_t handle;
   BENCH_CUBLAS(cublasLtCreate(&handle));
-  std::printf("# %s, %d SMs, cuBLASLt %zu, bf16, medians of %d rounds of %d\n", properties.name, properties.multiProcessorCount,
-              cublasLtGetVersion(), options.rounds, 2);
-  std::printf("#     m       n       k  SMs |  cuBLAS us TFLOP/s | signal us TFLOP/s | cuBLAS/signal | signal+placement/plain placement/plain | best\n");
+  std::printf("# %s, %d SMs, cuBLASLt %zu, bf16, medians of %d rounds of %d\n", properties.name,
+              properties.multiProcessorCount, cublasLtGetVersion(), options.rounds, 2);
+  std::printf(
+      "#     m       n       k  SMs |  cuBLAS us TFLOP/s | signal us TFLOP/s | cuBLAS/signal | "
+      "signal+placement/plain placement/plain | best\n");
   std::unique_ptr<std::ofstream> csv;
   if (!options.csv.empty()) {
     csv = std::make_unique<std::ofstream>(options.csv);

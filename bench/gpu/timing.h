@@ -45,10 +45,11 @@ class Timer {
     return ms * 1000.0 / launches;
   }
 
-  // Median time of each contender. Each round times all of them, forwards and then backwards, beginning with another one each
-  // time: so a falling clock, the predecessor's cache contents and the place after the pause hit all alike. The pause lets the
-  // card cool; the batch that follows it is thrown away.
-  std::vector<double> compare_us(const std::vector<Launch>& contenders, int rounds, int pause_ms, double batch_us_wanted = 2000) {
+  // Median time of each contender. Each round times all of them, forwards and then backwards, beginning with
+  // another one each time: so a falling clock, the predecessor's cache contents and the place after the pause
+  // hit all alike. The pause lets the card cool; the batch that follows it is thrown away.
+  std::vector<double> compare_us(const std::vector<Launch>& contenders, int rounds, int pause_ms,
+                                 double batch_us_wanted = 2000) {
     const std::size_t n = contenders.size();
     std::vector<std::vector<double>> samples(n);
     std::vector<int> launches(n);
@@ -59,8 +60,10 @@ class Timer {
     for (int round = 0; round < rounds; ++round) {
       const auto turn = [&](std::size_t i) { return (i + static_cast<std::size_t>(round)) % n; };
       (void)batch_us(contenders[turn(n - 1)], launches[turn(n - 1)]);
-      for (std::size_t i = 0; i < n; ++i) samples[turn(i)].push_back(batch_us(contenders[turn(i)], launches[turn(i)]));
-      for (std::size_t i = n; i-- > 0;) samples[turn(i)].push_back(batch_us(contenders[turn(i)], launches[turn(i)]));
+      for (std::size_t i = 0; i < n; ++i)
+        samples[turn(i)].push_back(batch_us(contenders[turn(i)], launches[turn(i)]));
+      for (std::size_t i = n; i-- > 0;)
+        samples[turn(i)].push_back(batch_us(contenders[turn(i)], launches[turn(i)]));
       std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
     }
     std::vector<double> medians;

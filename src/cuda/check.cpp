@@ -13,8 +13,8 @@ void check(cudaError_t status, const char* call, const char* file, int line) {
   // A launch error that is not sticky stays until it is read; the next call must not report it again.
   (void)cudaGetLastError();
   const ErrorKind kind = status == cudaErrorMemoryAllocation ? ErrorKind::kOutOfMemory : ErrorKind::kDevice;
-  throw Error(kind, std::string(call) + ": " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ") at " + file + ":" +
-                        std::to_string(line));
+  throw Error(kind, std::string(call) + ": " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) +
+                        ") at " + file + ":" + std::to_string(line));
 }
 
 void throw_bad_argument(const char* format, ...) {

@@ -5,7 +5,8 @@
 
 namespace flashoverlap::cuda {
 
-/// Throws flashoverlap::Error that names the call, the place and CUDA's own text, unless `status` is cudaSuccess.
+/// Throws flashoverlap::Error that names the call, the place and CUDA's own text, unless `status` is
+/// cudaSuccess.
 void check(cudaError_t status, const char* call, const char* file, int line);
 
 /// Throws flashoverlap::Error (bad argument) with this text.

@@ -11,7 +11,8 @@
 namespace flashoverlap::cuda {
 namespace {
 
-// Free stretches of counters, per device. Tables are few and short, so the first stretch that fits is good enough.
+// Free stretches of counters, per device. Tables are few and short, so the first stretch that fits is good
+// enough.
 class Pool {
  public:
   static Pool& of_process() {
@@ -22,7 +23,8 @@ class Pool {
   std::uint32_t* take(int device, std::int64_t count) {
     const std::lock_guard lock(mutex_);
     std::vector<Stretch>& free = free_[device];
-    auto found = std::find_if(free.begin(), free.end(), [count](const Stretch& stretch) { return stretch.count >= count; });
+    auto found = std::find_if(free.begin(), free.end(),
+                              [count](const Stretch& stretch) { return stretch.count >= count; });
     if (found == free.end()) {
       const std::int64_t page = std::max(count, kPageCounters);
       void* data = nullptr;
@@ -39,8 +41,9 @@ class Pool {
   void give_back(int device, std::uint32_t* data, std::int64_t count) noexcept {
     const std::lock_guard lock(mutex_);
     std::vector<Stretch>& free = free_[device];
-    const auto before =
-        std::find_if(free.begin(), free.end(), [data](const Stretch& stretch) { return stretch.data + stretch.count == data; });
+    const auto before = std::find_if(free.begin(), free.end(), [data](const Stretch& stretch) {
+      return stretch.data + stretch.count == data;
+    });
     if (before != free.end()) {
       before->count += count;
     } else {

@@ -6,10 +6,11 @@
 
 namespace flashoverlap::cuda {
 
-/// `count` counters of 32 bits on one device, 0 at first. They come from pages that cudaMalloc made and that stay until the
-/// process ends: stream memory operations refuse memory of a stream-ordered pool ("invalid argument", driver 580), and cudaFree
-/// would wait for kernels that may wait for this rank. Thread-safe. Whoever destroys a table makes sure that the device is
-/// done with it; the counters are cleared when they are handed out again.
+/// `count` counters of 32 bits on one device, 0 at first. They come from pages that cudaMalloc made and that
+/// stay until the process ends: stream memory operations refuse memory of a stream-ordered pool ("invalid
+/// argument", driver 580), and cudaFree would wait for kernels that may wait for this rank. Thread-safe.
+/// Whoever destroys a table makes sure that the device is done with it; the counters are cleared when they
+/// are handed out again.
 class CounterTable {
  public:
   CounterTable() = default;

@@ -10,9 +10,10 @@ namespace {
 
 void check_tile(const OverlapPlan& plan, const SignalGemmVariant& variant) {
   if (plan.grid.tile_m() == variant.tile_rows && plan.grid.tile_n() == variant.tile_cols) return;
-  throw Error(ErrorKind::kBadArgument, "CUDA: plan with tiles of " + std::to_string(plan.grid.tile_m()) + " x " +
-                                           std::to_string(plan.grid.tile_n()) + ", but " + variant.name + " computes " +
-                                           std::to_string(variant.tile_rows) + " x " + std::to_string(variant.tile_cols));
+  throw Error(ErrorKind::kBadArgument, "CUDA: plan with tiles of " + std::to_string(plan.grid.tile_m()) +
+                                           " x " + std::to_string(plan.grid.tile_n()) + ", but " +
+                                           variant.name + " computes " + std::to_string(variant.tile_rows) +
+                                           " x " + std::to_string(variant.tile_cols));
 }
 
 std::vector<TileWork> in_place(std::vector<TileWork> schedule) {

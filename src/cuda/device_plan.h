@@ -1,4 +1,5 @@
-// An OverlapPlan on the device: schedule, placement, counters and restore as the tables that the kernels read.
+// An OverlapPlan on the device: schedule, placement, counters and restore as the tables that the kernels
+// read.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,8 @@ struct HostTables {
   bool is_restore_aligned = false;
 };
 
-/// Throws Error(kUnsupported) for a plan with gates or sizes beyond 2^31 - 1 rows or columns, and Error(kBadArgument) where the
-/// plan's tiles are larger than 32767.
+/// Throws Error(kUnsupported) for a plan with gates or sizes beyond 2^31 - 1 rows or columns, and
+/// Error(kBadArgument) where the plan's tiles are larger than 32767.
 [[nodiscard]] HostTables make_host_tables(const OverlapPlan& plan);
 
 /// The tables of one plan on a device, with the counting table of its groups.
@@ -46,8 +47,11 @@ class DevicePlan {
   [[nodiscard]] std::uint32_t* counters() const { return counters_.data(); }
   [[nodiscard]] std::uint32_t* counter(std::int64_t group) const { return counters() + group; }
   /// The value at which `group` is complete; 0 for an empty group.
-  [[nodiscard]] std::uint32_t target(std::int64_t group) const { return targets_[static_cast<std::size_t>(group)]; }
-  /// Enqueues the clearing of all counters: needed after a time-out, an abort, or a launch whose groups nobody waited for.
+  [[nodiscard]] std::uint32_t target(std::int64_t group) const {
+    return targets_[static_cast<std::size_t>(group)];
+  }
+  /// Enqueues the clearing of all counters: needed after a time-out, an abort, or a launch whose groups
+  /// nobody waited for.
   void reset_counters(cudaStream_t stream) const;
 
  private:

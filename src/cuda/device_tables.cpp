@@ -16,11 +16,12 @@ constexpr std::int64_t kVector = 8;
 
 void check_sizes(const OverlapPlan& plan) {
   if (!plan.gates.empty()) {
-    throw Error(ErrorKind::kUnsupported, "CUDA: plan with " + std::to_string(plan.gates.size()) + " gates; gates are not implemented");
+    throw Error(ErrorKind::kUnsupported,
+                "CUDA: plan with " + std::to_string(plan.gates.size()) + " gates; gates are not implemented");
   }
   constexpr std::int64_t kLimit = std::numeric_limits<std::int32_t>::max();
-  if (plan.grid.rows() > kLimit || plan.grid.cols() > kLimit || plan.output_rows > kLimit || plan.output_cols > kLimit ||
-      plan.grid.num_tiles() > kLimit) {
+  if (plan.grid.rows() > kLimit || plan.grid.cols() > kLimit || plan.output_rows > kLimit ||
+      plan.output_cols > kLimit || plan.grid.num_tiles() > kLimit) {
     throw Error(ErrorKind::kUnsupported, "CUDA: more than 2^31 - 1 rows, columns or tiles");
   }
   if (plan.grid.tile_m() > INT16_MAX || plan.grid.tile_n() > INT16_MAX) {
@@ -141,14 +142,16 @@ void make_restore(const OverlapPlan& plan, HostTables& tables) {
   for (const RestoreBand& band : plan.restore.bands) {
     const auto pieces = plan.restore.of_band(band);
     for (std::int64_t row = 0; row < band.rows; ++row) {
-      tables.rows[static_cast<std::size_t>(band.row_begin + row)] = {.first_piece = static_cast<std::int32_t>(band.first_piece),
-                                                                     .row_in_band = static_cast<std::int32_t>(row)};
+      tables.rows[static_cast<std::size_t>(band.row_begin + row)] = {
+          .first_piece = static_cast<std::int32_t>(band.first_piece),
+          .row_in_band = static_cast<std::int32_t>(row)};
     }
     const std::int32_t width = uniform_width(pieces);
     tables.piece_cols = is_first || width == tables.piece_cols ? width : 0;  // 0 stays 0: no width is 0
     is_first = false;
     for (const RestorePiece& piece : pieces) {
-      tables.is_restore_aligned &= piece.offset % kVector == 0 && piece.col_begin % kVector == 0 && piece.cols % kVector == 0;
+      tables.is_restore_aligned &=
+          piece.offset % kVector == 0 && piece.col_begin % kVector == 0 && piece.cols % kVector == 0;
     }
   }
   for (const RestorePiece& piece : plan.restore.pieces) {

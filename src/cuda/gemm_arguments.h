@@ -20,25 +20,30 @@ inline OutputParams make_output_params(const SignalGemmArguments& args) {
           .slab_rows = args.tables.slab_rows};
 }
 
-/// What every kernel needs of its arguments; alignment of operands is each kernel's own matter. Throws Error(kBadArgument).
+/// What every kernel needs of its arguments; alignment of operands is each kernel's own matter. Throws
+/// Error(kBadArgument).
 inline void check_shape(const SignalGemmArguments& args, int min_k) {
   if (args.m < 1 || args.n < 1 || args.k < min_k || args.num_weights < 1) {
-    throw_bad_argument("signal GEMM: m, n and the number of weights must be >= 1, k >= %d; got m %d, n %d, weights %d, k %d", min_k,
-                       args.m, args.n, args.num_weights, args.k);
+    throw_bad_argument(
+        "signal GEMM: m, n and the number of weights must be >= 1, k >= %d; got m %d, n %d, weights %d, k %d",
+        min_k, args.m, args.n, args.num_weights, args.k);
   }
   if (static_cast<std::int64_t>(args.n) * args.num_weights > INT32_MAX) {
     throw_bad_argument("signal GEMM: %d weights of %d rows exceed 2^31 - 1 rows", args.num_weights, args.n);
   }
   if (args.a == nullptr || args.b == nullptr || args.lda < args.k || args.ldb < args.k) {
-    throw_bad_argument("signal GEMM: A and B must not be null, lda and ldb not less than k = %d; got A %p, lda %lld, B %p, ldb %lld",
-                       args.k, args.a, static_cast<long long>(args.lda), args.b, static_cast<long long>(args.ldb));
+    throw_bad_argument(
+        "signal GEMM: A and B must not be null, lda and ldb not less than k = %d; got A %p, lda %lld, B %p, "
+        "ldb %lld",
+        args.k, args.a, static_cast<long long>(args.lda), args.b, static_cast<long long>(args.ldb));
   }
   if (args.output != nullptr && args.ldd < args.n) {
     throw_bad_argument("signal GEMM: ldd %lld is less than n = %d", static_cast<long long>(args.ldd), args.n);
   }
   if (args.tables.schedule == nullptr || args.tables.num_positions < 1 || args.num_sms < 1) {
-    throw_bad_argument("signal GEMM: a schedule of at least one tile and at least one SM are needed; got %d tiles, %d SMs",
-                       args.tables.num_positions, args.num_sms);
+    throw_bad_argument(
+        "signal GEMM: a schedule of at least one tile and at least one SM are needed; got %d tiles, %d SMs",
+        args.tables.num_positions, args.num_sms);
   }
 }
 

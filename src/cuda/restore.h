@@ -1,7 +1,7 @@
 // Restore: received elements go to where they belong, fused with what follows, in one pass over memory.
 //
-// Source: arXiv 2504.19519 (FlashOverlap), section 4.3 (post-communication reordering fused with the next element-wise or
-// normalisation kernel).
+// Source: arXiv 2504.19519 (FlashOverlap), section 4.3 (post-communication reordering fused with the next
+// element-wise or normalisation kernel).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,8 +13,9 @@
 
 namespace flashoverlap::cuda {
 
-/// Where an output row lies: its pieces begin at first_piece, and it is row `row_in_band` of each. See RestoreBand. One entry a
-/// row, so that the kernel finds an element in two look-ups that do not wait for each other's row.
+/// Where an output row lies: its pieces begin at first_piece, and it is row `row_in_band` of each. See
+/// RestoreBand. One entry a row, so that the kernel finds an element in two look-ups that do not wait for
+/// each other's row.
 struct alignas(8) DeviceRow {
   std::int32_t first_piece = 0;
   std::int32_t row_in_band = 0;
@@ -34,24 +35,26 @@ struct DeviceRestore {
   bool is_aligned = false;      ///< all offsets, column begins and widths are multiples of 8 elements
 };
 
-/// out[i, :] = epilogue(restored row i) for rows [row_begin, row_begin + rows); see flashoverlap::Epilogue for the formula.
-/// Arithmetic in float32; results are bitwise repeatable. 16-byte accesses where everything is aligned to 16 bytes and n is a
-/// multiple of 8 (with RMSNorm: and at most 16384), element by element otherwise. `residual` may be `residual_out` or `out`.
+/// out[i, :] = epilogue(restored row i) for rows [row_begin, row_begin + rows); see flashoverlap::Epilogue
+/// for the formula. Arithmetic in float32; results are bitwise repeatable. 16-byte accesses where everything
+/// is aligned to 16 bytes and n is a multiple of 8 (with RMSNorm: and at most 16384), element by element
+/// otherwise. `residual` may be `residual_out` or `out`.
 struct RestoreParams {
   DType dtype = DType::kBFloat16;  ///< kBFloat16 or kFloat16: of source, out and all epilogue operands
   std::int64_t row_begin = 0;
   std::int64_t rows = 0;
   std::int64_t n = 0;
-  const void* source = nullptr;  ///< packed or received buffer; may be `out` only where the source is row-major
-  std::int64_t source_ld = 0;    ///< row-major source only
+  const void* source =
+      nullptr;                 ///< packed or received buffer; may be `out` only where the source is row-major
+  std::int64_t source_ld = 0;  ///< row-major source only
   DeviceRestore restore;
   void* out = nullptr;  ///< [all rows, n]
   std::int64_t ldo = 0;
   Epilogue epilogue;
 };
 
-/// Enqueues one kernel (none when there is nothing to do: no rows). Throws Error(kBadArgument), Error(kUnsupported) for
-/// float32, Error(kDevice).
+/// Enqueues one kernel (none when there is nothing to do: no rows). Throws Error(kBadArgument),
+/// Error(kUnsupported) for float32, Error(kDevice).
 void launch_restore(const RestoreParams& params, cudaStream_t stream);
 
 /// Loads all restore kernels on the current device.

@@ -51,14 +51,19 @@ struct Vector {
 
 __device__ __forceinline__ float activate(Activation activation, float x) {
   switch (activation) {
-    case Activation::kNone: return x;
-    case Activation::kRelu: return x < 0.0F ? 0.0F : x;  // not fmaxf, which would hide a NaN
-    case Activation::kGelu: return 0.5F * x * (1.0F + erff(x * 0.70710678118654752F));
-    case Activation::kSilu: return __fdividef(x, 1.0F + __expf(-x));
+    case Activation::kNone:
+      return x;
+    case Activation::kRelu:
+      return x < 0.0F ? 0.0F : x;  // not fmaxf, which would hide a NaN
+    case Activation::kGelu:
+      return 0.5F * x * (1.0F + erff(x * 0.70710678118654752F));
+    case Activation::kSilu:
+      return __fdividef(x, 1.0F + __expf(-x));
   }
   return x;
 }
-// The activation is the same for the whole grid, so it costs a branch per vector and spares a kernel per activation.
+// The activation is the same for the whole grid, so it costs a branch per vector and spares a kernel per
+// activation.
 __device__ __forceinline__ void activate(Activation activation, float (&values)[kVectorElements]) {
   if (activation == Activation::kNone) return;
 #pragma unroll
@@ -78,7 +83,8 @@ __device__ __forceinline__ DevicePiece load_piece(const DeviceRestore& restore, 
 }
 
 // The piece of a row in which column `col` lies, where widths differ.
-__device__ __forceinline__ DevicePiece search_piece(const DeviceRestore& restore, const DeviceRow& row, int col) {
+__device__ __forceinline__ DevicePiece search_piece(const DeviceRestore& restore, const DeviceRow& row,
+                                                    int col) {
   for (int index = row.first_piece;; ++index) {
     const DevicePiece piece = load_piece(restore, index);
     if (col < piece.col_begin + piece.cols) return piece;
@@ -89,8 +95,8 @@ __device__ __forceinline__ std::int64_t offset_in(const DevicePiece& piece, int 
   return piece.offset + static_cast<std::int64_t>(row_in_band) * piece.cols + (col - piece.col_begin);
 }
 
-// Sum over the block, the same in every thread. `round` alternates between 0 and 1, so that a warp may be one sum ahead of
-// the others.
+// Sum over the block, the same in every thread. `round` alternates between 0 and 1, so that a warp may be one
+// sum ahead of the others.
 __device__ __forceinline__ float block_sum(float value, int round) {
   __shared__ float partial[2][32];
 #pragma unroll
@@ -105,15 +111,17 @@ __device__ __forceinline__ float block_sum(float value, int round) {
   return value;
 }
 
-__device__ __forceinline__ void add_to(float (&values)[kVectorElements], const float (&other)[kVectorElements]) {
+__device__ __forceinline__ void add_to(float (&values)[kVectorElements],
+                                       const float (&other)[kVectorElements]) {
 #pragma unroll
   for (int i = 0; i < kVectorElements; ++i) values[i] += other[i];
 }
 
-// Vectors of 16 bytes. A thread has the same kVectors vectors of every row of its block, `threads` vectors apart. Source and
-// residual of the next kRowsAhead rows are under way to shared memory while a row is worked on, so that global memory never
-// waits for the sum of squares. Where a row lies is looked up in two steps, one row apart: each step uses what an earlier
-// iteration has loaded, so that no thread ever stands still for a look-up.
+// Vectors of 16 bytes. A thread has the same kVectors vectors of every row of its block, `threads` vectors
+// apart. Source and residual of the next kRowsAhead rows are under way to shared memory while a row is worked
+// on, so that global memory never waits for the sum of squares. Where a row lies is looked up in two steps,
+// one row apart: each step uses what an earlier iteration has loaded, so that no thread ever stands still for
+// a look-up.
 constexpr int kRowsAhead = 2;
 constexpr int kRowSlots = kRowsAhead + 1;
 
@@ -121,15 +129,19 @@ template <class Element, bool kNorm, int kVectors>
 class AlignedRows {
  public:
   __device__ AlignedRows(const RestoreParams& params, uint4* ring)
-      : params_(params), ring_(ring), n_(static_cast<int>(params.n)),
-        first_((static_cast<int>(blockIdx.y * blockDim.x) * kVectors + static_cast<int>(threadIdx.x)) * kVectorElements),
+      : params_(params),
+        ring_(ring),
+        n_(static_cast<int>(params.n)),
+        first_((static_cast<int>(blockIdx.y * blockDim.x) * kVectors + static_cast<int>(threadIdx.x)) *
+               kVectorElements),
         end_(params.row_begin + params.rows) {}
 
   __device__ void run() {
     const Epilogue& epilogue = params_.epilogue;
     Vector<Element> weight[kVectors];
     if constexpr (kNorm) {
-      for_each([&](int v) { weight[v] = load(static_cast<const Element*>(epilogue.rms_norm_weight) + col(v)); });
+      for_each(
+          [&](int v) { weight[v] = load(static_cast<const Element*>(epilogue.rms_norm_weight) + col(v)); });
     }
     const std::int64_t step = gridDim.x;
     std::int64_t row = params_.row_begin + blockIdx.x;
@@ -146,13 +158,16 @@ class AlignedRows {
       float values[kVectors][kVectorElements];
       for_each([&](int v) { first_steps(row, v, slot, values[v]); });
       if constexpr (kNorm) normalise(values, weight, round);
-      for_each([&](int v) { store(static_cast<Element*>(params_.out) + row * params_.ldo + col(v), values[v]); });
+      for_each(
+          [&](int v) { store(static_cast<Element*>(params_.out) + row * params_.ldo + col(v), values[v]); });
       slot = slot + 1 == kRowSlots ? 0 : slot + 1;
     }
   }
 
  private:
-  __device__ __forceinline__ int col(int v) const { return first_ + v * static_cast<int>(blockDim.x) * kVectorElements; }
+  __device__ __forceinline__ int col(int v) const {
+    return first_ + v * static_cast<int>(blockDim.x) * kVectorElements;
+  }
   template <class Body>
   __device__ __forceinline__ void for_each(const Body& body) const {
 #pragma unroll
@@ -169,23 +184,32 @@ class AlignedRows {
   __device__ __forceinline__ uint4* source_slot(int slot, int v) const {
     return ring_ + (slot * kVectors + v) * blockDim.x + threadIdx.x;
   }
-  __device__ __forceinline__ uint4* residual_slot(int slot, int v) const { return source_slot(kRowSlots + slot, v); }
+  __device__ __forceinline__ uint4* residual_slot(int slot, int v) const {
+    return source_slot(kRowSlots + slot, v);
+  }
 
-  __device__ __forceinline__ bool is_restored() const { return params_.restore.rows != nullptr; }
+  __device__ __forceinline__ bool is_restored() const {
+    return params_.restore.rows != nullptr;
+  }
 
   // Starts the loads of `row`, and takes the next row's look-up a step on. Always ends a group of copies.
   __device__ __forceinline__ void start_loads(std::int64_t row, int slot, std::int64_t step) {
     if (row < end_) {
       const auto* source = static_cast<const Element*>(params_.source);
       if (is_restored()) {
-        for_each([&](int v) { ptx::copy_async<16>(source_slot(slot, v), source + offset_in(pieces_[v], row_in_band_, col(v)), 16); });
+        for_each([&](int v) {
+          ptx::copy_async<16>(source_slot(slot, v), source + offset_in(pieces_[v], row_in_band_, col(v)), 16);
+        });
         find_pieces();
         if (row + 2 * step < end_) entry_ = load_row(params_.restore, row + 2 * step);
       } else {
-        for_each([&](int v) { ptx::copy_async<16>(source_slot(slot, v), source + row * params_.source_ld + col(v), 16); });
+        for_each([&](int v) {
+          ptx::copy_async<16>(source_slot(slot, v), source + row * params_.source_ld + col(v), 16);
+        });
       }
       if (params_.epilogue.residual != nullptr) {
-        const auto* from = static_cast<const Element*>(params_.epilogue.residual) + row * params_.epilogue.residual_ld;
+        const auto* from =
+            static_cast<const Element*>(params_.epilogue.residual) + row * params_.epilogue.residual_ld;
         for_each([&](int v) { ptx::copy_async<16>(residual_slot(slot, v), from + col(v), 16); });
       }
     }
@@ -196,14 +220,17 @@ class AlignedRows {
   __device__ __forceinline__ void find_pieces() {
     row_in_band_ = entry_.row_in_band;
     if (params_.restore.piece_cols > 0) {
-      for_each([&](int v) { pieces_[v] = load_piece(params_.restore, entry_.first_piece + col(v) / params_.restore.piece_cols); });
+      for_each([&](int v) {
+        pieces_[v] = load_piece(params_.restore, entry_.first_piece + col(v) / params_.restore.piece_cols);
+      });
     } else {
       for_each([&](int v) { pieces_[v] = search_piece(params_.restore, entry_, col(v)); });
     }
   }
 
   // Bias, activation, residual.
-  __device__ __forceinline__ void first_steps(std::int64_t row, int v, int slot, float (&values)[kVectorElements]) const {
+  __device__ __forceinline__ void first_steps(std::int64_t row, int v, int slot,
+                                              float (&values)[kVectorElements]) const {
     const Epilogue& epilogue = params_.epilogue;
     float operand[kVectorElements];
     Vector<Element>{*source_slot(slot, v)}.unpack(values);
@@ -221,14 +248,15 @@ class AlignedRows {
     }
   }
 
-  __device__ __forceinline__ void normalise(float (&values)[kVectors][kVectorElements], const Vector<Element> (&weight)[kVectors],
-                                            int round) const {
+  __device__ __forceinline__ void normalise(float (&values)[kVectors][kVectorElements],
+                                            const Vector<Element> (&weight)[kVectors], int round) const {
     float squares = 0.0F;
     for_each([&](int v) {
 #pragma unroll
       for (int i = 0; i < kVectorElements; ++i) squares += values[v][i] * values[v][i];
     });
-    const float scale = rsqrtf(__fdividef(block_sum(squares, round), static_cast<float>(n_)) + params_.epilogue.rms_norm_eps);
+    const float scale =
+        rsqrtf(__fdividef(block_sum(squares, round), static_cast<float>(n_)) + params_.epilogue.rms_norm_eps);
     for_each([&](int v) {
       float factor[kVectorElements];
       weight[v].unpack(factor);
@@ -242,8 +270,8 @@ class AlignedRows {
   int n_;
   int first_;
   std::int64_t end_;
-  DeviceRow entry_;                // of the row after the next to load
-  int row_in_band_ = 0;            // of the next row to load
+  DeviceRow entry_;               // of the row after the next to load
+  int row_in_band_ = 0;           // of the next row to load
   DevicePiece pieces_[kVectors];  // of the next row to load
 };
 
@@ -256,8 +284,8 @@ __global__ void __launch_bounds__(kMaxThreads) restore_aligned(const __grid_cons
   AlignedRows<Element, kNorm, kVectors>(params, ring).run();
 }
 
-// Element by element, one block per row: for what the other kernel cannot take. With a norm the row is computed twice, since
-// it need not fit the registers.
+// Element by element, one block per row: for what the other kernel cannot take. With a norm the row is
+// computed twice, since it need not fit the registers.
 template <class Element>
 class AnyRow {
  public:
@@ -306,7 +334,8 @@ __global__ void restore_any(const __grid_constant__ RestoreParams params) {
   for (int col = static_cast<int>(threadIdx.x); col < n; col += static_cast<int>(blockDim.x)) {
     float x = source.value(col);
     if (epilogue.residual_out != nullptr) {
-      static_cast<Element*>(epilogue.residual_out)[row * epilogue.residual_out_ld + col] = from_float<Element>(x);
+      static_cast<Element*>(epilogue.residual_out)[row * epilogue.residual_out_ld + col] =
+          from_float<Element>(x);
     }
     if constexpr (kNorm) x *= scale * to_float(static_cast<const Element*>(epilogue.rms_norm_weight)[col]);
     static_cast<Element*>(params.out)[row * params.ldo + col] = from_float<Element>(x);

@@ -1,4 +1,5 @@
-// Rows of a finished tile to global memory by ordinary stores, wherever placement says: the general path of all kernels.
+// Rows of a finished tile to global memory by ordinary stores, wherever placement says: the general path of
+// all kernels.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -34,7 +35,8 @@ __device__ __forceinline__ std::uint32_t pack2(float low, float high) {
   }
 }
 
-// Stores the first `cols` (at most 8) elements of a 16-byte vector, with accesses as wide as the address allows.
+// Stores the first `cols` (at most 8) elements of a 16-byte vector, with accesses as wide as the address
+// allows.
 __device__ __forceinline__ void store_vector(std::uint16_t* to, const uint4& vector, int cols) {
   const auto address = reinterpret_cast<std::uintptr_t>(to);
   if (cols >= 8 && (address & 15) == 0) {
@@ -55,11 +57,15 @@ __device__ __forceinline__ void store_vector(std::uint16_t* to, const uint4& vec
 
 // Address of one row of a tile, at the tile's first column; null where the row is not stored.
 template <int kTileCols>
-__device__ __forceinline__ std::uint16_t* row_address(const OutputParams& params, const TileWork& work, int row) {
+__device__ __forceinline__ std::uint16_t* row_address(const OutputParams& params, const TileWork& work,
+                                                      int row) {
   switch (work.kind) {
-    case StoreKind::kInPlace: return params.output + (work.row_begin + row) * params.ldd + work.col_begin;
-    case StoreKind::kDense: return params.packed + work.payload + static_cast<std::int64_t>(row) * work.cols;
-    case StoreKind::kWhole: return params.packed + (work.payload + row) * kTileCols;
+    case StoreKind::kInPlace:
+      return params.output + (work.row_begin + row) * params.ldd + work.col_begin;
+    case StoreKind::kDense:
+      return params.packed + work.payload + static_cast<std::int64_t>(row) * work.cols;
+    case StoreKind::kWhole:
+      return params.packed + (work.payload + row) * kTileCols;
     case StoreKind::kSlabs: {
       const std::int64_t slab = __ldg(params.slab_rows_of + work.payload + row / params.slab_rows);
       return params.packed + (slab + row % params.slab_rows) * kTileCols;

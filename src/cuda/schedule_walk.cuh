@@ -18,7 +18,9 @@ class ScheduleWalk {
   __device__ bool done() const { return done_; }
   __device__ const TileWork& work() const { return work_; }
   // Whether the next tile of this walk counts for the same group.
-  __device__ bool group_goes_on() const { return position_ < tables_.num_positions && next_.group == work_.group; }
+  __device__ bool group_goes_on() const {
+    return position_ < tables_.num_positions && next_.group == work_.group;
+  }
   __device__ void advance() {
     work_ = next_;
     done_ = position_ >= tables_.num_positions;

@@ -1,7 +1,8 @@
-// The signal GEMM: D = A · Bᵀ whose tiles are computed in schedule order, stored through placement, and counted.
+// The signal GEMM: D = A · Bᵀ whose tiles are computed in schedule order, stored through placement, and
+// counted.
 //
-// Source: arXiv 2504.19519 (FlashOverlap), sections 3.2 and 3.3. We differ in that the kernel is persistent and walks an
-// explicit schedule, so the wave of a tile is known without a profiling run.
+// Source: arXiv 2504.19519 (FlashOverlap), sections 3.2 and 3.3. We differ in that the kernel is persistent
+// and walks an explicit schedule, so the wave of a tile is known without a profiling run.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,24 +19,25 @@ enum class GemmType : std::uint8_t { kBf16, kFp16 };
 
 /// Arguments of one signal GEMM. All pointers are to memory of the current device.
 struct SignalGemmArguments {
-  int m = 0;                    ///< rows of A and D, >= 1
-  int n = 0;                    ///< rows of B, columns of D, >= 1
-  int k = 0;                    ///< columns of A and B, >= 1
-  const void* a = nullptr;      ///< [m, k] row-major
-  std::int64_t lda = 0;         ///< elements from row to row of A, >= k
-  const void* b = nullptr;      ///< [num_weights * n, k] row-major
-  int num_weights = 1;          ///< matrices stacked in B; a tile says which it multiplies with
-  std::int64_t ldb = 0;         ///< elements from row to row of B, >= k
-  void* packed = nullptr;       ///< the packed send buffer; may be null where no tile is placed in it
-  std::int64_t packed_size = 0; ///< its elements
-  void* output = nullptr;       ///< D [m, n] row-major, for tiles stored in place; may be null where there is none
-  std::int64_t ldd = 0;         ///< elements from row to row of D, >= n
-  DeviceTables tables;          ///< made for this variant's tile shape; uploaded before the launch is enqueued
+  int m = 0;                     ///< rows of A and D, >= 1
+  int n = 0;                     ///< rows of B, columns of D, >= 1
+  int k = 0;                     ///< columns of A and B, >= 1
+  const void* a = nullptr;       ///< [m, k] row-major
+  std::int64_t lda = 0;          ///< elements from row to row of A, >= k
+  const void* b = nullptr;       ///< [num_weights * n, k] row-major
+  int num_weights = 1;           ///< matrices stacked in B; a tile says which it multiplies with
+  std::int64_t ldb = 0;          ///< elements from row to row of B, >= k
+  void* packed = nullptr;        ///< the packed send buffer; may be null where no tile is placed in it
+  std::int64_t packed_size = 0;  ///< its elements
+  void* output = nullptr;  ///< D [m, n] row-major, for tiles stored in place; may be null where there is none
+  std::int64_t ldd = 0;    ///< elements from row to row of D, >= n
+  DeviceTables tables;     ///< made for this variant's tile shape; uploaded before the launch is enqueued
   std::uint32_t* counters = nullptr;  ///< one per group, zero before the launch; null: no signals
-  int num_sms = 0;              ///< SMs to use; the grid has as many blocks, rounded down to whole clusters
+  int num_sms = 0;  ///< SMs to use; the grid has as many blocks, rounded down to whole clusters
 };
 
-/// A launch with its descriptors made: pointers, shape and tables are fixed, the data may change from launch to launch.
+/// A launch with its descriptors made: pointers, shape and tables are fixed, the data may change from launch
+/// to launch.
 class PreparedGemm {
  public:
   virtual ~PreparedGemm() = default;
@@ -45,16 +47,16 @@ class PreparedGemm {
 
 /// One compiled kernel.
 struct SignalGemmVariant {
-  const char* name;         ///< e.g. "sm90_cooperative_128x256x64_2x1_bf16"
+  const char* name;  ///< e.g. "sm90_cooperative_128x256x64_2x1_bf16"
   GemmType type;
   int min_compute_capability;  ///< 90 or 80
-  bool exact_capability;    ///< runs on exactly this compute capability (sm_90a)
-  int tile_rows;            ///< of a plan tile
+  bool exact_capability;       ///< runs on exactly this compute capability (sm_90a)
+  int tile_rows;               ///< of a plan tile
   int tile_cols;
   int tile_k;
-  int blocks_per_tile;      ///< SMs of one compute unit: units = num_sms / blocks_per_tile
-  int signals_per_tile;     ///< a group of t tiles is complete when its counter has reached t * signals_per_tile
-  int operand_alignment;    ///< elements: a, b, lda and ldb must be multiples
+  int blocks_per_tile;   ///< SMs of one compute unit: units = num_sms / blocks_per_tile
+  int signals_per_tile;  ///< a group of t tiles is complete when its counter has reached t * signals_per_tile
+  int operand_alignment;  ///< elements: a, b, lda and ldb must be multiples
   /// Checks the arguments and makes the descriptors. Throws Error where the variant cannot run them.
   std::unique_ptr<PreparedGemm> (*prepare)(const SignalGemmArguments&);
   /// Loads the kernel on the current device, so that no later launch waits for that behind a waiting stream.

@@ -11,13 +11,14 @@ namespace sm80 {
 namespace {
 
 bool is_aligned(const void* pointer, std::int64_t ld, int elements) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % (static_cast<std::uintptr_t>(elements) * 2) == 0 && ld % elements == 0;
+  return reinterpret_cast<std::uintptr_t>(pointer) % (static_cast<std::uintptr_t>(elements) * 2) == 0 &&
+         ld % elements == 0;
 }
 
 template <class Config>
 void load_kernel() {
-  FLASHOVERLAP_CUDA_CHECK(
-      cudaFuncSetAttribute(signal_gemm_sm80<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes));
+  FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(
+      signal_gemm_sm80<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes));
 }
 
 template <class Config>
@@ -48,9 +49,13 @@ class Prepared final : public PreparedGemm {
 template <class Config>
 std::unique_ptr<PreparedGemm> prepare(const SignalGemmArguments& args) {
   check_shape(args, 0);
-  if (!is_aligned(args.a, args.lda, Config::kAlignment) || !is_aligned(args.b, args.ldb, Config::kAlignment)) {
-    throw_bad_argument("signal GEMM on sm_80: A, B, lda and ldb must be multiples of %d elements; got A %p, lda %lld, B %p, ldb %lld",
-                       Config::kAlignment, args.a, static_cast<long long>(args.lda), args.b, static_cast<long long>(args.ldb));
+  if (!is_aligned(args.a, args.lda, Config::kAlignment) ||
+      !is_aligned(args.b, args.ldb, Config::kAlignment)) {
+    throw_bad_argument(
+        "signal GEMM on sm_80: A, B, lda and ldb must be multiples of %d elements; got A %p, lda %lld, B %p, "
+        "ldb %lld",
+        Config::kAlignment, args.a, static_cast<long long>(args.lda), args.b,
+        static_cast<long long>(args.ldb));
   }
   load_kernel<Config>();
   return std::make_unique<Prepared<Config>>(args);
@@ -81,13 +86,21 @@ using Square = Config<kIsBf16, 128, 128, 64, 32, kAlignment>;
 }  // namespace
 }  // namespace sm80
 
-extern const SignalGemmVariant kSm80Wide8Bf16 = sm80::describe<sm80::Wide<true>>("sm80_128x256x32_align8_bf16");
-extern const SignalGemmVariant kSm80Wide8Fp16 = sm80::describe<sm80::Wide<false>>("sm80_128x256x32_align8_fp16");
-extern const SignalGemmVariant kSm80Square8Bf16 = sm80::describe<sm80::Square<true, 8>>("sm80_128x128x32_align8_bf16");
-extern const SignalGemmVariant kSm80Square8Fp16 = sm80::describe<sm80::Square<false, 8>>("sm80_128x128x32_align8_fp16");
-extern const SignalGemmVariant kSm80Square2Bf16 = sm80::describe<sm80::Square<true, 2>>("sm80_128x128x32_align2_bf16");
-extern const SignalGemmVariant kSm80Square2Fp16 = sm80::describe<sm80::Square<false, 2>>("sm80_128x128x32_align2_fp16");
-extern const SignalGemmVariant kSm80Square1Bf16 = sm80::describe<sm80::Square<true, 1>>("sm80_128x128x32_align1_bf16");
-extern const SignalGemmVariant kSm80Square1Fp16 = sm80::describe<sm80::Square<false, 1>>("sm80_128x128x32_align1_fp16");
+extern const SignalGemmVariant kSm80Wide8Bf16 =
+    sm80::describe<sm80::Wide<true>>("sm80_128x256x32_align8_bf16");
+extern const SignalGemmVariant kSm80Wide8Fp16 =
+    sm80::describe<sm80::Wide<false>>("sm80_128x256x32_align8_fp16");
+extern const SignalGemmVariant kSm80Square8Bf16 =
+    sm80::describe<sm80::Square<true, 8>>("sm80_128x128x32_align8_bf16");
+extern const SignalGemmVariant kSm80Square8Fp16 =
+    sm80::describe<sm80::Square<false, 8>>("sm80_128x128x32_align8_fp16");
+extern const SignalGemmVariant kSm80Square2Bf16 =
+    sm80::describe<sm80::Square<true, 2>>("sm80_128x128x32_align2_bf16");
+extern const SignalGemmVariant kSm80Square2Fp16 =
+    sm80::describe<sm80::Square<false, 2>>("sm80_128x128x32_align2_fp16");
+extern const SignalGemmVariant kSm80Square1Bf16 =
+    sm80::describe<sm80::Square<true, 1>>("sm80_128x128x32_align1_bf16");
+extern const SignalGemmVariant kSm80Square1Fp16 =
+    sm80::describe<sm80::Square<false, 1>>("sm80_128x128x32_align1_fp16");
 
 }  // namespace flashoverlap::cuda

@@ -1,8 +1,9 @@
-// The signal GEMM for everything that is not sm_90a, and for operands that the copy engine cannot take: a persistent kernel
-// on mma.sync with cp.async, for sm_80 and later.
+// The signal GEMM for everything that is not sm_90a, and for operands that the copy engine cannot take: a
+// persistent kernel on mma.sync with cp.async, for sm_80 and later.
 //
 // A block computes a tile of kTileM x kTileN, each warp a kWarpM x kWarpN part. Operands go through kStages
-// buffers of 32 columns; at the end the tile is converted into shared memory and copied out row by row through placement.
+// buffers of 32 columns; at the end the tile is converted into shared memory and copied out row by row
+// through placement.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,8 +17,8 @@
 
 namespace flashoverlap::cuda::sm80 {
 
-/// kAlignment: elements to which A, B, lda and ldb are aligned; 8, 4 and 2 copy 16, 8 and 4 bytes at a time in the
-/// background, 1 copies element by element.
+/// kAlignment: elements to which A, B, lda and ldb are aligned; 8, 4 and 2 copy 16, 8 and 4 bytes at a time
+/// in the background, 1 copies element by element.
 template <bool kIsBf16_, int kTileM_, int kTileN_, int kWarpM_, int kWarpN_, int kAlignment_>
 struct Config {
   static constexpr bool kIsBf16 = kIsBf16_;
@@ -56,8 +57,8 @@ struct KernelParams {
   std::uint32_t* counters;  // as in sm90_kernel.cuh, with one addition per tile
 };
 
-// Operand tiles in shared memory: two rows of 64 bytes in a line of 128, the vectors of a line permuted by its index, so that
-// the eight rows that ldmatrix reads at once lie in different banks.
+// Operand tiles in shared memory: two rows of 64 bytes in a line of 128, the vectors of a line permuted by
+// its index, so that the eight rows that ldmatrix reads at once lie in different banks.
 __device__ __forceinline__ int operand_offset(int row, int vector) {
   const int line = row / 2;
   return line * 64 + (((row & 1) * 4 + vector) ^ (line & 7)) * 8;
@@ -82,12 +83,13 @@ __device__ __forceinline__ void load_vector(std::uint16_t* to, const std::uint16
   }
 }
 
-// One operand's rows of a tile, kRows of them, of which the first `rows_left` exist. A thread loads the same vectors of every
-// stage, so their addresses are worked out once a tile.
+// One operand's rows of a tile, kRows of them, of which the first `rows_left` exist. A thread loads the same
+// vectors of every stage, so their addresses are worked out once a tile.
 template <class Config, int kRows>
 class OperandLoader {
  public:
-  __device__ OperandLoader(const std::uint16_t* base, std::int64_t ld, std::int64_t first_row, int rows_left) : base_(base) {
+  __device__ OperandLoader(const std::uint16_t* base, std::int64_t ld, std::int64_t first_row, int rows_left)
+      : base_(base) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int row = row_of(i);
@@ -102,15 +104,20 @@ class OperandLoader {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int valid = from_[i] != nullptr ? valid_cols : 0;
-      load_vector<Config>(shared + operand_offset(row_of(i), vector()), valid > 0 ? from_[i] + k : base_, valid);
+      load_vector<Config>(shared + operand_offset(row_of(i), vector()), valid > 0 ? from_[i] + k : base_,
+                          valid);
     }
   }
 
  private:
   static constexpr int kVectors = kRows * Config::kRowVectors / Config::kThreads;
   static_assert(Config::kThreads % Config::kRowVectors == 0, "a thread's vectors lie in the same columns");
-  static __device__ int vector() { return static_cast<int>(threadIdx.x) % Config::kRowVectors; }
-  static __device__ int row_of(int i) { return (i * Config::kThreads + static_cast<int>(threadIdx.x)) / Config::kRowVectors; }
+  static __device__ int vector() {
+    return static_cast<int>(threadIdx.x) % Config::kRowVectors;
+  }
+  static __device__ int row_of(int i) {
+    return (i * Config::kThreads + static_cast<int>(threadIdx.x)) / Config::kRowVectors;
+  }
 
   const std::uint16_t* base_;
   const std::uint16_t* from_[kVectors];
@@ -123,8 +130,8 @@ struct Accumulators {
 
 // One instruction's depth (16 columns) of a stage.
 template <class Config>
-__device__ __forceinline__ void multiply_step(const std::uint16_t* stage, int step, Accumulators<Config>& acc, int warp_row,
-                                              int warp_col, int lane) {
+__device__ __forceinline__ void multiply_step(const std::uint16_t* stage, int step, Accumulators<Config>& acc,
+                                              int warp_row, int warp_col, int lane) {
   const std::uint16_t* a = stage;
   const std::uint16_t* b = stage + Config::kTileM * Config::kTileK;
   std::uint32_t a_fragments[Config::kAtomsM][4];
@@ -151,10 +158,13 @@ __device__ __forceinline__ void multiply_step(const std::uint16_t* stage, int st
 }
 
 template <class Config>
-__device__ __forceinline__ void multiply_tile(const KernelParams& params, const TileWork& work, std::uint16_t* shared,
-                                              Accumulators<Config>& acc, int warp, int lane) {
-  const OperandLoader<Config, Config::kTileM> a(params.a, params.lda, work.row_begin, params.output.m - work.row_begin);
-  const OperandLoader<Config, Config::kTileN> b(params.b, params.ldb, work.weight_row, params.weight_rows - work.weight_row);
+__device__ __forceinline__ void multiply_tile(const KernelParams& params, const TileWork& work,
+                                              std::uint16_t* shared, Accumulators<Config>& acc, int warp,
+                                              int lane) {
+  const OperandLoader<Config, Config::kTileM> a(params.a, params.lda, work.row_begin,
+                                                params.output.m - work.row_begin);
+  const OperandLoader<Config, Config::kTileN> b(params.b, params.ldb, work.weight_row,
+                                                params.weight_rows - work.weight_row);
   const int k_tiles = (params.k + Config::kTileK - 1) / Config::kTileK;
   const auto load_stage = [&](int k_tile) {
     if (k_tile < k_tiles) {
@@ -170,7 +180,8 @@ __device__ __forceinline__ void multiply_tile(const KernelParams& params, const 
     __syncthreads();  // the stage is complete for all, and the one before it is no longer read by anyone
     const std::uint16_t* stage = shared + (k_tile % Config::kStages) * Config::kStageElements;
     static_assert(Config::kTileK == 2 * 16);
-    // The next loads go between the two steps: the matrix units have work while their addresses are worked out.
+    // The next loads go between the two steps: the matrix units have work while their addresses are worked
+    // out.
     multiply_step<Config>(stage, 0, acc, warp / Config::kWarpCols, warp % Config::kWarpCols, lane);
     load_stage(k_tile + Config::kStages - 1);
     multiply_step<Config>(stage, 1, acc, warp / Config::kWarpCols, warp % Config::kWarpCols, lane);
@@ -180,7 +191,8 @@ __device__ __forceinline__ void multiply_tile(const KernelParams& params, const 
 }
 
 template <class Config>
-__device__ __forceinline__ void convert_tile(const Accumulators<Config>& acc, std::uint16_t* shared, int warp, int lane) {
+__device__ __forceinline__ void convert_tile(const Accumulators<Config>& acc, std::uint16_t* shared, int warp,
+                                             int lane) {
   const int first_row = warp / Config::kWarpCols * Config::kWarpM + lane / 4;
   const int first_col = warp % Config::kWarpCols * Config::kWarpN + lane % 4 * 2;
 #pragma unroll
@@ -189,7 +201,8 @@ __device__ __forceinline__ void convert_tile(const Accumulators<Config>& acc, st
     for (int j = 0; j < Config::kAtomsN; ++j) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        std::uint16_t* to = shared + (first_row + i * 16 + half * 8) * Config::kOutputStride + first_col + j * 8;
+        std::uint16_t* to =
+            shared + (first_row + i * 16 + half * 8) * Config::kOutputStride + first_col + j * 8;
         *reinterpret_cast<std::uint32_t*>(to) =
             pack2<Config::kIsBf16>(acc.values[i][j][half * 2], acc.values[i][j][half * 2 + 1]);
       }
@@ -198,7 +211,8 @@ __device__ __forceinline__ void convert_tile(const Accumulators<Config>& acc, st
 }
 
 template <class Config>
-__device__ __forceinline__ void store_tile(const KernelParams& params, const TileWork& work, const std::uint16_t* shared) {
+__device__ __forceinline__ void store_tile(const KernelParams& params, const TileWork& work,
+                                           const std::uint16_t* shared) {
   constexpr int kVectors = Config::kTileN / 8;
   for (int index = static_cast<int>(threadIdx.x); index < work.rows * kVectors; index += Config::kThreads) {
     const int row = index / kVectors;
@@ -206,24 +220,27 @@ __device__ __forceinline__ void store_tile(const KernelParams& params, const Til
     if (col >= work.cols) continue;
     std::uint16_t* const to = row_address<Config::kTileN>(params.output, work, row);
     if (to != nullptr) {
-      store_vector(to + col, *reinterpret_cast<const uint4*>(shared + row * Config::kOutputStride + col), work.cols - col);
+      store_vector(to + col, *reinterpret_cast<const uint4*>(shared + row * Config::kOutputStride + col),
+                   work.cols - col);
     }
   }
 }
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1) signal_gemm_sm80(const __grid_constant__ KernelParams params) {
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    signal_gemm_sm80(const __grid_constant__ KernelParams params) {
   extern __shared__ __align__(128) std::uint16_t shared[];
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  for (ScheduleWalk walk(params.tables, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)); !walk.done();
-       walk.advance()) {
+  for (ScheduleWalk walk(params.tables, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+       !walk.done(); walk.advance()) {
     Accumulators<Config> acc{};
     multiply_tile<Config>(params, walk.work(), shared, acc, warp, lane);
     convert_tile<Config>(acc, shared, warp, lane);
     __syncthreads();
     store_tile<Config>(params, walk.work(), shared);
-    // Orders every thread's stores before thread 0's addition, and every thread's reads before the next tile's loads.
+    // Orders every thread's stores before thread 0's addition, and every thread's reads before the next
+    // tile's loads.
     __syncthreads();
     if (threadIdx.x == 0 && params.counters != nullptr && walk.work().group >= 0) {
       __threadfence();

@@ -1,9 +1,10 @@
 // The signal GEMM of sm_90a: a persistent, warp-specialised kernel layer around CUTLASS's main loop.
 //
-// Roles of a block's three warpgroups: the first is the producer (warp 0 loads operands with the copy engine, warps 2 and 3
-// are the store warps of the two consumers, warp 1 idles), the other two multiply. Every role walks the schedule by itself:
-// a cluster takes positions p = cluster, cluster + clusters, ... Source of the scheme: arXiv 2504.19519, section 3; there the
-// signal is raised by the block that computes, here by a warp that does nothing else.
+// Roles of a block's three warpgroups: the first is the producer (warp 0 loads operands with the copy engine,
+// warps 2 and 3 are the store warps of the two consumers, warp 1 idles), the other two multiply. Every role
+// walks the schedule by itself: a cluster takes positions p = cluster, cluster + clusters, ... Source of the
+// scheme: arXiv 2504.19519, section 3; there the signal is raised by the block that computes, here by a warp
+// that does nothing else.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -27,9 +28,9 @@ struct KernelParams {
   DeviceTables tables;
   OutputParams output;
   bool in_place_by_bulk;
-  // Counting table. Written by: the store warps, red.release.gpu, in all one per part of a tile. Waited for by: one waiter
-  // per group (wait.h), acquire at gpu scope. Reset by: that waiter, to zero, once the group is complete; so a launch leaves
-  // the table ready for the next one in stream order. Null: no signals.
+  // Counting table. Written by: the store warps, red.release.gpu, in all one per part of a tile. Waited for
+  // by: one waiter per group (wait.h), acquire at gpu scope. Reset by: that waiter, to zero, once the group
+  // is complete; so a launch leaves the table ready for the next one in stream order. Null: no signals.
   std::uint32_t* counters;
 };
 
@@ -74,7 +75,8 @@ struct Kernel {
 
   static __device__ Pipeline make_pipeline(const Params& params, Storage& storage, const Place& place) {
     typename Pipeline::Params pipe;
-    pipe.role = place.warpgroup == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
+    pipe.role =
+        place.warpgroup == 0 ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
     pipe.is_leader = threadIdx.x % Config::kWarpgroupThreads == 0;
     pipe.num_consumers = Config::kIsPingpong ? Config::kWarpgroupThreads : 2 * Config::kWarpgroupThreads;
     pipe.num_producers = 1;
@@ -89,8 +91,10 @@ struct Kernel {
       for (auto& barriers : storage.staging_barriers) barriers.init();
     }
     Pipeline pipeline = make_pipeline(params, storage, place);
-    typename Storage::Order order(storage.order, {static_cast<std::uint32_t>(place.warpgroup - 1), Config::kWarpgroupThreads});
-    // The next launch in this stream, if it is one of ours, may start to set up; it waits before it touches what we write.
+    typename Storage::Order order(
+        storage.order, {static_cast<std::uint32_t>(place.warpgroup - 1), Config::kWarpgroupThreads});
+    // The next launch in this stream, if it is one of ours, may start to set up; it waits before it touches
+    // what we write.
     ptx::let_next_kernel_start();
     // Barriers must exist in the whole cluster before anyone arrives at one.
     if constexpr (Config::kClusterBlocks > 1) {
@@ -121,9 +125,12 @@ struct Kernel {
     return ScheduleWalk(params.tables, place.cluster, place.clusters);
   }
 
-  static __device__ int num_k_tiles(const Params& params) { return (params.k + Config::kTileK - 1) / Config::kTileK; }
+  static __device__ int num_k_tiles(const Params& params) {
+    return (params.k + Config::kTileK - 1) / Config::kTileK;
+  }
 
-  static __device__ void load(const Params& params, Storage& storage, Pipeline& pipeline, const Place& place) {
+  static __device__ void load(const Params& params, Storage& storage, Pipeline& pipeline,
+                              const Place& place) {
     using namespace cute;
     Mainloop mainloop;
     using X = Underscore;
@@ -134,16 +141,17 @@ struct Kernel {
     PipelineState state = cutlass::make_producer_start_state<Pipeline>();
     ptx::wait_for_previous_kernels();
     for (ScheduleWalk walk(params.tables, place.cluster, place.clusters); !walk.done(); walk.advance()) {
-      // A gate (a slice of A or B that another rank still sends) would be waited for here, before the tile's first load.
-      // Tiles may start at any row: a plan cuts them from each owner's or expert's first row.
+      // A gate (a slice of A or B that another rank still sends) would be waited for here, before the tile's
+      // first load. Tiles may start at any row: a plan cuts them from each owner's or expert's first row.
       const int row = walk.work().row_begin + place.block_row() * Config::kTileM;
       const int weight_row = walk.work().weight_row + place.block_col() * Config::kTileN;
-      const auto a_tiles = local_tile(domain_offset(make_coord(row, 0, 0), a), kTile, make_coord(_, _, _), Step<_1, X, _1>{});
-      const auto b_tiles =
-          local_tile(domain_offset(make_coord(weight_row, 0, 0), b), kTile, make_coord(_, _, _), Step<X, _1, _1>{});
-      mainloop.load(params.mainloop, pipeline, state, cute::make_tuple(a_tiles, b_tiles), make_coord(0, 0, _, 0),
-                    make_coord_iterator(k_tiles), k_tiles, place.lane, static_cast<std::uint32_t>(place.block_in_cluster),
-                    storage.operands);
+      const auto a_tiles =
+          local_tile(domain_offset(make_coord(row, 0, 0), a), kTile, make_coord(_, _, _), Step<_1, X, _1>{});
+      const auto b_tiles = local_tile(domain_offset(make_coord(weight_row, 0, 0), b), kTile,
+                                      make_coord(_, _, _), Step<X, _1, _1>{});
+      mainloop.load(params.mainloop, pipeline, state, cute::make_tuple(a_tiles, b_tiles),
+                    make_coord(0, 0, _, 0), make_coord_iterator(k_tiles), k_tiles, place.lane,
+                    static_cast<std::uint32_t>(place.block_in_cluster), storage.operands);
       state.advance(k_tiles);
     }
     // A block must not exit while a neighbour may still signal its barriers.
@@ -156,7 +164,8 @@ struct Kernel {
     Mainloop mainloop;
     typename Config::TiledMma tiled_mma;
     const int k_tiles = num_k_tiles(params);
-    const int thread = static_cast<int>(threadIdx.x) - Config::kWarpgroupThreads * (Config::kIsPingpong ? 1 + consumer : 1);
+    const int thread =
+        static_cast<int>(threadIdx.x) - Config::kWarpgroupThreads * (Config::kIsPingpong ? 1 + consumer : 1);
     PipelineState state;
     StagingState<kSlots> staging;
     if (Config::kIsPingpong && consumer == 1) state.advance(k_tiles);
@@ -173,16 +182,17 @@ struct Kernel {
   }
 
   template <class Accumulators>
-  static __device__ void stage_tile(Storage& storage, const Accumulators& accumulators, StagingState<kSlots>& staging,
-                                    int consumer, const Place& place) {
+  static __device__ void stage_tile(Storage& storage, const Accumulators& accumulators,
+                                    StagingState<kSlots>& staging, int consumer, const Place& place) {
     auto& barriers = storage.staging_barriers[consumer];
     CUTLASS_PRAGMA_UNROLL
     for (int atom = 0; atom < Config::kAtomsPerWarpgroup; ++atom) {
       CUTLASS_PRAGMA_UNROLL
       for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk) {
         wait_barrier(&barriers.empty[staging.slot], staging.phase ^ 1);
-        stage_chunk<std::is_same_v<Element, cutlass::bfloat16_t>>(storage.staging[consumer].chunks[staging.slot], accumulators,
-                             atom * (Config::kTileN / 2) + chunk * 32, place.warp_in_group, place.lane);
+        stage_chunk<std::is_same_v<Element, cutlass::bfloat16_t>>(
+            storage.staging[consumer].chunks[staging.slot], accumulators,
+            atom * (Config::kTileN / 2) + chunk * 32, place.warp_in_group, place.lane);
         ptx::fence_proxy_async_shared();
         __syncwarp();
         if (place.lane == 0) ptx::mbarrier_arrive_release_cta(&barriers.full[staging.slot]);
@@ -200,8 +210,8 @@ struct Kernel {
 
   static __device__ void store(const Params& params, Storage& storage, const Place& place, int consumer) {
     const StoreParams out = store_params(params);
-    ChunkStorer<kSlots, Config::kPlanTileN> storer(out, storage.staging[consumer], storage.staging_barriers[consumer],
-                                                   place.lane);
+    ChunkStorer<kSlots, Config::kPlanTileN> storer(out, storage.staging[consumer],
+                                                   storage.staging_barriers[consumer], place.lane);
     std::uint32_t finished = 0;
     ptx::wait_for_previous_kernels();
     for (ScheduleWalk walk = consumer_walk(params, place, consumer); !walk.done(); walk.advance()) {
@@ -215,12 +225,14 @@ struct Kernel {
       }
       storer.finish_tile();
       ++finished;
-      // One addition for all of this walk's tiles of a group, when the last of them is stored: the group is not complete earlier
-      // anyway, and a release costs (the pingpong kernels were up to 1.3 % slower with one per tile).
+      // One addition for all of this walk's tiles of a group, when the last of them is stored: the group is
+      // not complete earlier anyway, and a release costs (the pingpong kernels were up to 1.3 % slower with
+      // one per tile).
       if (walk.group_goes_on()) continue;
       if (place.lane == 0) {
         storer.wait_for_stores();
-        if (params.counters != nullptr && work.group >= 0) ptx::red_release_gpu_add(params.counters + work.group, finished);
+        if (params.counters != nullptr && work.group >= 0)
+          ptx::red_release_gpu_add(params.counters + work.group, finished);
       }
       finished = 0;
     }
@@ -228,12 +240,14 @@ struct Kernel {
 };
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1) signal_gemm_sm90(const __grid_constant__ KernelParams<Config> params) {
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    signal_gemm_sm90(const __grid_constant__ KernelParams<Config> params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ std::uint8_t raw[];
   // Dynamic shared memory is aligned to 16 bytes only by promise; the swizzle atoms need 1024.
   const std::uint32_t misalignment = ptx::shared_address(raw) & 1023U;
-  auto& storage = *reinterpret_cast<SharedStorage<Config>*>(raw + (misalignment == 0 ? 0 : 1024U - misalignment));
+  auto& storage =
+      *reinterpret_cast<SharedStorage<Config>*>(raw + (misalignment == 0 ? 0 : 1024U - misalignment));
   Kernel<Config>::run(params, storage);
 #endif
 }

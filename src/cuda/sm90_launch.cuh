@@ -21,14 +21,15 @@ inline bool is_copy_engine_aligned(const void* pointer, std::int64_t ld) {
 }
 
 template <class Config>
-constexpr int kSharedBytes = static_cast<int>(sizeof(SharedStorage<Config>)) + 1024;  // alignment slack, see the kernel
+constexpr int kSharedBytes = static_cast<int>(sizeof(SharedStorage<Config>)) +
+                             1024;  // alignment slack, see the kernel
 
 template <class Config>
 void load_kernel() {
   static_assert(kSharedBytes<Config> <= 232448, "shared memory of an sm_90 block");
   static_assert(Config::kStagingSlots >= 2, "the store warp frees a slot only when it holds the next");
-  FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(signal_gemm_sm90<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                               kSharedBytes<Config>));
+  FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(
+      signal_gemm_sm90<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Config>));
 }
 
 template <class Config>
@@ -40,19 +41,22 @@ KernelParams<Config> make_params(const SignalGemmArguments& args) {
   const typename Config::StrideRowMajor stride_b{args.ldb, {}, args.ldb * args.n * args.num_weights};
   KernelParams<Config> params{};
   params.mainloop = Mainloop::to_underlying_arguments(
-      shape, {static_cast<const Element*>(args.a), stride_a, static_cast<const Element*>(args.b), stride_b}, nullptr);
+      shape, {static_cast<const Element*>(args.a), stride_a, static_cast<const Element*>(args.b), stride_b},
+      nullptr);
   params.k = args.k;
   params.weight_rows = args.n * args.num_weights;
   params.tables = args.tables;
   params.output = make_output_params(args);
   params.in_place_by_bulk = args.output != nullptr && is_copy_engine_aligned(args.output, args.ldd);
   params.counters = args.counters;
-  if (params.in_place_by_bulk) params.in_place_map = make_store_map(args.output, args.m, args.n, args.ldd, kChunkRows);
+  if (params.in_place_by_bulk)
+    params.in_place_map = make_store_map(args.output, args.m, args.n, args.ldd, kChunkRows);
   if (args.packed != nullptr && args.packed_size > 0) {
     constexpr int kWidth = Config::kPlanTileN;
     const std::int64_t rows = (args.packed_size + kWidth - 1) / kWidth;
     params.whole_map = make_store_map(args.packed, rows, kWidth, kWidth, kChunkRows);
-    if (args.tables.slab_rows > 0) params.slab_map = make_store_map(args.packed, rows, kWidth, kWidth, args.tables.slab_rows);
+    if (args.tables.slab_rows > 0)
+      params.slab_map = make_store_map(args.packed, rows, kWidth, kWidth, args.tables.slab_rows);
   }
   return params;
 }
@@ -61,14 +65,18 @@ template <class Config>
 void check_arguments(const SignalGemmArguments& args) {
   check_shape(args, 1);
   if (!is_copy_engine_aligned(args.a, args.lda) || !is_copy_engine_aligned(args.b, args.ldb)) {
-    throw_bad_argument("signal GEMM on sm_90a: A, B, lda, ldb must be multiples of 16 bytes; got A %p, lda %lld, B %p, ldb %lld",
-                       args.a, static_cast<long long>(args.lda), args.b, static_cast<long long>(args.ldb));
+    throw_bad_argument(
+        "signal GEMM on sm_90a: A, B, lda, ldb must be multiples of 16 bytes; got A %p, lda %lld, B %p, ldb "
+        "%lld",
+        args.a, static_cast<long long>(args.lda), args.b, static_cast<long long>(args.ldb));
   }
   if (args.packed != nullptr && !is_copy_engine_aligned(args.packed, 0)) {
-    throw_bad_argument("signal GEMM on sm_90a: the packed buffer must be aligned to 16 bytes, got %p", args.packed);
+    throw_bad_argument("signal GEMM on sm_90a: the packed buffer must be aligned to 16 bytes, got %p",
+                       args.packed);
   }
   if (args.num_sms < Config::kClusterBlocks) {
-    throw_bad_argument("signal GEMM: %d SMs asked for, a cluster needs %d", args.num_sms, Config::kClusterBlocks);
+    throw_bad_argument("signal GEMM: %d SMs asked for, a cluster needs %d", args.num_sms,
+                       Config::kClusterBlocks);
   }
 }
 
@@ -76,7 +84,8 @@ template <class Config>
 class Prepared final : public PreparedGemm {
  public:
   explicit Prepared(const SignalGemmArguments& args) : params_(make_params<Config>(args)) {
-    const int clusters = std::min(args.num_sms / Config::kClusterBlocks, std::max(1, args.tables.num_positions));
+    const int clusters =
+        std::min(args.num_sms / Config::kClusterBlocks, std::max(1, args.tables.num_positions));
     blocks_ = clusters * Config::kClusterBlocks;
   }
 
@@ -84,8 +93,8 @@ class Prepared final : public PreparedGemm {
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim = {Config::kClusterM, Config::kClusterN, 1};
-    // Blocks may set up (barriers, descriptors, schedule) while the kernel before them in the stream ends; they read operands
-    // and write only after that.
+    // Blocks may set up (barriers, descriptors, schedule) while the kernel before them in the stream ends;
+    // they read operands and write only after that.
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
@@ -114,7 +123,8 @@ std::unique_ptr<PreparedGemm> prepare(const SignalGemmArguments& args) {
 template <class Config>
 constexpr SignalGemmVariant describe(const char* name) {
   return {.name = name,
-          .type = std::is_same_v<typename Config::Element, cutlass::bfloat16_t> ? GemmType::kBf16 : GemmType::kFp16,
+          .type = std::is_same_v<typename Config::Element, cutlass::bfloat16_t> ? GemmType::kBf16
+                                                                                : GemmType::kFp16,
           .min_compute_capability = 90,
           .exact_capability = true,
           .tile_rows = Config::kPlanTileM,

@@ -1,14 +1,15 @@
 // The way of a finished tile to global memory on sm_90a.
 //
-// A tile leaves the accumulators in *chunks* of 64 rows x 64 columns. A consumer warpgroup converts a chunk and writes it to
-// one of its staging slots in shared memory (128-byte rows, 128-byte swizzle, as the copy engine wants it), then goes on; a
-// *store warp* of the producer warpgroup, one per consumer warpgroup, takes the chunk from there to where placement says.
-// So the tensor cores never wait for global memory, and neither does the signal: the store warp alone waits until stores are
-// complete before it adds to the group's counter.
+// A tile leaves the accumulators in *chunks* of 64 rows x 64 columns. A consumer warpgroup converts a chunk
+// and writes it to one of its staging slots in shared memory (128-byte rows, 128-byte swizzle, as the copy
+// engine wants it), then goes on; a *store warp* of the producer warpgroup, one per consumer warpgroup, takes
+// the chunk from there to where placement says. So the tensor cores never wait for global memory, and neither
+// does the signal: the store warp alone waits until stores are complete before it adds to the group's
+// counter.
 //
-// Staging barriers, per slot (all within the block): `full`: the warpgroup's four warps arrive after fencing their shared
-// stores, the store warp waits; `empty`: the store warp arrives when the slot has been read, the warpgroup waits. They start
-// anew with every launch.
+// Staging barriers, per slot (all within the block): `full`: the warpgroup's four warps arrive after fencing
+// their shared stores, the store warp waits; `empty`: the store warp arrives when the slot has been read, the
+// warpgroup waits. They start anew with every launch.
 #pragma once
 
 #include <cstdint>
@@ -66,26 +67,29 @@ __device__ __forceinline__ std::uint32_t swizzled_offset(int row, int vector) {
   return static_cast<std::uint32_t>(row * 128 + ((vector ^ (row & 7)) << 4));
 }
 
-// Writes one chunk of the accumulators of a warpgroup. `acc` holds the 32 values that this thread has of the chunk, in the
-// order of the m64nNk16 instruction: for each 8 columns two of row lane / 4, then two of eight rows below.
+// Writes one chunk of the accumulators of a warpgroup. `acc` holds the 32 values that this thread has of the
+// chunk, in the order of the m64nNk16 instruction: for each 8 columns two of row lane / 4, then two of eight
+// rows below.
 template <bool kIsBf16, class Accumulator>
-__device__ __forceinline__ void stage_chunk(std::uint8_t* chunk, const Accumulator& acc, int first, int warp_in_group, int lane) {
+__device__ __forceinline__ void stage_chunk(std::uint8_t* chunk, const Accumulator& acc, int first,
+                                            int warp_in_group, int lane) {
   const int row = warp_in_group * 16 + (lane & 15);
 #pragma unroll
   for (int pair = 0; pair < kChunkCols / 16; ++pair) {
     const int at = first + pair * 8;
-    ptx::stmatrix_x4(chunk + swizzled_offset(row, pair * 2 + (lane >> 4)), pack2<kIsBf16>(acc(at), acc(at + 1)),
-                     pack2<kIsBf16>(acc(at + 2), acc(at + 3)), pack2<kIsBf16>(acc(at + 4), acc(at + 5)),
-                     pack2<kIsBf16>(acc(at + 6), acc(at + 7)));
+    ptx::stmatrix_x4(chunk + swizzled_offset(row, pair * 2 + (lane >> 4)),
+                     pack2<kIsBf16>(acc(at), acc(at + 1)), pack2<kIsBf16>(acc(at + 2), acc(at + 3)),
+                     pack2<kIsBf16>(acc(at + 4), acc(at + 5)), pack2<kIsBf16>(acc(at + 6), acc(at + 7)));
   }
 }
 
 // What a store warp needs to know about the output; constant over the launch.
 struct StoreParams {
   OutputParams output;
-  const void* in_place_map;  // D, boxes of 64 x 64; null where D's stride or address is not a multiple of 16 bytes
-  const void* whole_map;     // the packed buffer as rows of tile_cols elements, boxes of 64 x 64
-  const void* slab_map;      // the same, boxes of slab_rows x 64
+  const void*
+      in_place_map;  // D, boxes of 64 x 64; null where D's stride or address is not a multiple of 16 bytes
+  const void* whole_map;  // the packed buffer as rows of tile_cols elements, boxes of 64 x 64
+  const void* slab_map;   // the same, boxes of slab_rows x 64
 };
 
 // A chunk's first row and column within its plan tile.
@@ -96,8 +100,9 @@ struct ChunkPosition {
 
 // The general path: the warp copies the chunk row by row, eight lanes a row, to wherever each row belongs.
 template <int kTileCols>
-__device__ __forceinline__ void copy_chunk_rows(const StoreParams& params, const TileWork& work, const ChunkPosition& at,
-                                                const std::uint8_t* chunk, int lane) {
+__device__ __forceinline__ void copy_chunk_rows(const StoreParams& params, const TileWork& work,
+                                                const ChunkPosition& at, const std::uint8_t* chunk,
+                                                int lane) {
   constexpr int kRowsPerStep = 4;
   const int vector = lane & 7;
   const int col = at.col + vector * 8;
@@ -107,27 +112,35 @@ __device__ __forceinline__ void copy_chunk_rows(const StoreParams& params, const
 #pragma unroll 2
   for (int row = lane >> 3; row < rows_left; row += kRowsPerStep) {
     std::uint16_t* const to = row_address<kTileCols>(params.output, work, at.row + row);
-    if (to != nullptr) store_vector(to + col, *reinterpret_cast<const uint4*>(chunk + swizzled_offset(row, vector)), cols_left);
+    if (to != nullptr)
+      store_vector(to + col, *reinterpret_cast<const uint4*>(chunk + swizzled_offset(row, vector)),
+                   cols_left);
   }
 }
 
-// Whether the copy engine can store this chunk: it writes whole boxes, clipped only at the edges of the tensor, and there only
-// to whole vectors of 16 bytes (seen on an H200: with n = 396 it wrote columns 396 to 399).
-__device__ __forceinline__ bool is_bulk_chunk(const StoreParams& params, const TileWork& work, const ChunkPosition& at) {
+// Whether the copy engine can store this chunk: it writes whole boxes, clipped only at the edges of the
+// tensor, and there only to whole vectors of 16 bytes (seen on an H200: with n = 396 it wrote columns 396 to
+// 399).
+__device__ __forceinline__ bool is_bulk_chunk(const StoreParams& params, const TileWork& work,
+                                              const ChunkPosition& at) {
   const bool all_rows = work.rows - at.row >= kChunkRows;
   switch (work.kind) {
     case StoreKind::kInPlace:
       return params.in_place_map != nullptr && (all_rows || work.row_begin + work.rows == params.output.m) &&
-             (work.cols - at.col >= kChunkCols || (work.col_begin + work.cols == params.output.n && params.output.n % 8 == 0));
-    case StoreKind::kWhole: return all_rows;
-    case StoreKind::kSlabs: return true;
-    default: return false;
+             (work.cols - at.col >= kChunkCols ||
+              (work.col_begin + work.cols == params.output.n && params.output.n % 8 == 0));
+    case StoreKind::kWhole:
+      return all_rows;
+    case StoreKind::kSlabs:
+      return true;
+    default:
+      return false;
   }
 }
 
 // By one thread: starts the copy of one chunk and closes its bulk group.
-__device__ __forceinline__ void bulk_store_chunk(const StoreParams& params, const TileWork& work, const ChunkPosition& at,
-                                                 const std::uint8_t* chunk) {
+__device__ __forceinline__ void bulk_store_chunk(const StoreParams& params, const TileWork& work,
+                                                 const ChunkPosition& at, const std::uint8_t* chunk) {
   if (work.kind == StoreKind::kInPlace) {
     ptx::bulk_store_2d(params.in_place_map, chunk, work.col_begin + at.col, work.row_begin + at.row);
   } else if (work.kind == StoreKind::kWhole) {
@@ -135,7 +148,8 @@ __device__ __forceinline__ void bulk_store_chunk(const StoreParams& params, cons
   } else {
     const int rows = min(kChunkRows, work.rows - at.row);
     for (int row = 0; row < rows; row += params.output.slab_rows) {
-      const int to = __ldg(params.output.slab_rows_of + work.payload + (at.row + row) / params.output.slab_rows);
+      const int to =
+          __ldg(params.output.slab_rows_of + work.payload + (at.row + row) / params.output.slab_rows);
       ptx::bulk_store_2d(params.slab_map, chunk + row * 128, at.col, to);
     }
   }
@@ -146,8 +160,8 @@ __device__ __forceinline__ void bulk_store_chunk(const StoreParams& params, cons
 template <int kSlots, int kTileCols>
 class ChunkStorer {
  public:
-  __device__ ChunkStorer(const StoreParams& params, const StagingBuffer<kSlots>& buffer, StagingBarriers<kSlots>& barriers,
-                         int lane)
+  __device__ ChunkStorer(const StoreParams& params, const StagingBuffer<kSlots>& buffer,
+                         StagingBarriers<kSlots>& barriers, int lane)
       : params_(params), buffer_(buffer), barriers_(barriers), lane_(lane) {}
 
   // Takes the next chunk from the ring and starts or does its copy.
@@ -178,8 +192,8 @@ class ChunkStorer {
     __syncwarp();
   }
 
-  // By lane 0: all stores so far are complete, so it may signal. Its bulk stores are visible to it then, and the other lanes'
-  // stores of the general path come before this through __syncwarp.
+  // By lane 0: all stores so far are complete, so it may signal. Its bulk stores are visible to it then, and
+  // the other lanes' stores of the general path come before this through __syncwarp.
   static __device__ void wait_for_stores() {
     // Not `.read`: the data must have reached global memory before the signal is seen.
     ptx::bulk_wait_group<0>();

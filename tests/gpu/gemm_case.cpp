@@ -7,10 +7,12 @@
 namespace flashoverlap::gpu_test {
 namespace {
 
-std::vector<std::uint16_t> poisoned(std::int64_t count) { return std::vector<std::uint16_t>(static_cast<std::size_t>(count), kPoison); }
+std::vector<std::uint16_t> poisoned(std::int64_t count) {
+  return std::vector<std::uint16_t>(static_cast<std::size_t>(count), kPoison);
+}
 
-void expect_equal(const cuda::DeviceBuffer& got, const std::vector<std::uint16_t>& expected, std::int64_t guard,
-                  const std::string& what) {
+void expect_equal(const cuda::DeviceBuffer& got, const std::vector<std::uint16_t>& expected,
+                  std::int64_t guard, const std::string& what) {
   const std::vector<std::uint16_t> host = host_copy<std::uint16_t>(got);
   GPU_EXPECT(host.size() == expected.size(), what);
   std::int64_t wrong = 0;
@@ -20,15 +22,20 @@ void expect_equal(const cuda::DeviceBuffer& got, const std::vector<std::uint16_t
     if (first < 0) first = static_cast<std::int64_t>(i);
     ++wrong;
   }
-  GPU_EXPECT(wrong == 0, what << ": " << wrong << " of " << host.size() << " elements, the first at " << first - guard << ": 0x" << std::hex
-                              << host[static_cast<std::size_t>(first)] << " instead of 0x" << expected[static_cast<std::size_t>(first)]);
+  GPU_EXPECT(wrong == 0, what << ": " << wrong << " of " << host.size() << " elements, the first at "
+                              << first - guard << ": 0x" << std::hex << host[static_cast<std::size_t>(first)]
+                              << " instead of 0x" << expected[static_cast<std::size_t>(first)]);
 }
 
 }  // namespace
 
 GemmCase::GemmCase(OverlapPlan plan, const cuda::SignalGemmVariant& variant, int num_weights, int num_sms,
                    const Strides& strides, std::uint64_t seed)
-    : plan_(std::move(plan)), m_(plan_.grid.rows()), n_(plan_.grid.cols()), k_(plan_.grid.k()), ldd_(n_ + strides.ldd_extra) {
+    : plan_(std::move(plan)),
+      m_(plan_.grid.rows()),
+      n_(plan_.grid.cols()),
+      k_(plan_.grid.k()),
+      ldd_(n_ + strides.ldd_extra) {
   const std::int64_t lda = k_ + strides.lda_extra;
   const std::int64_t ldb = k_ + strides.ldb_extra;
   a_ = device_copy(small_integers(variant.type, m_ * lda + strides.offset, seed));
@@ -38,8 +45,8 @@ GemmCase::GemmCase(OverlapPlan plan, const cuda::SignalGemmVariant& variant, int
   std::vector<std::uint16_t> product;
   for (int weight = 0; weight < num_weights; ++weight) {
     cuda::DeviceBuffer reference(0, std::max<std::int64_t>(m_ * n_ * 2, 2), "reference");
-    reference_gemm(variant.type, a, lda, b + weight * n_ * ldb, ldb, static_cast<int>(m_), static_cast<int>(n_), static_cast<int>(k_),
-                   reference.data(), n_, nullptr);
+    reference_gemm(variant.type, a, lda, b + weight * n_ * ldb, ldb, static_cast<int>(m_),
+                   static_cast<int>(n_), static_cast<int>(k_), reference.data(), n_, nullptr);
     const std::vector<std::uint16_t> one = host_copy<std::uint16_t>(reference);
     product.insert(product.end(), one.begin(), one.end());
   }
@@ -96,8 +103,10 @@ void GemmCase::make_expected(const std::vector<std::uint16_t>& product) {
 }
 
 void GemmCase::poison(cudaStream_t stream) const {
-  FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(packed_.data(), 0xff, static_cast<std::size_t>(packed_.bytes()), stream));
-  FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(output_.data(), 0xff, static_cast<std::size_t>(output_.bytes()), stream));
+  FLASHOVERLAP_CUDA_CHECK(
+      cudaMemsetAsync(packed_.data(), 0xff, static_cast<std::size_t>(packed_.bytes()), stream));
+  FLASHOVERLAP_CUDA_CHECK(
+      cudaMemsetAsync(output_.data(), 0xff, static_cast<std::size_t>(output_.bytes()), stream));
 }
 
 void GemmCase::expect_packed(const std::string& what) const {
@@ -105,20 +114,25 @@ void GemmCase::expect_packed(const std::string& what) const {
   expect_equal(output_, expected_output_host_, kGuard, what + ", output");
 }
 
-void GemmCase::expect_plain(const std::string& what) const { expect_equal(output_, expected_plain_host_, kGuard, what + ", in place"); }
+void GemmCase::expect_plain(const std::string& what) const {
+  expect_equal(output_, expected_plain_host_, kGuard, what + ", in place");
+}
 
 void GemmCase::expect_counters_full(const std::string& what) const {
   std::vector<std::uint32_t> counters(plan_.groups.size());
-  FLASHOVERLAP_CUDA_CHECK(cudaMemcpy(counters.data(), tables_->counters(), counters.size() * 4, cudaMemcpyDeviceToHost));
+  FLASHOVERLAP_CUDA_CHECK(
+      cudaMemcpy(counters.data(), tables_->counters(), counters.size() * 4, cudaMemcpyDeviceToHost));
   for (std::size_t group = 0; group < counters.size(); ++group) {
     const std::uint32_t target = tables_->target(static_cast<std::int64_t>(group));
-    GPU_EXPECT(counters[group] == target, what << ": counter " << group << " is " << counters[group] << ", target " << target);
+    GPU_EXPECT(counters[group] == target,
+               what << ": counter " << group << " is " << counters[group] << ", target " << target);
   }
 }
 
 void GemmCase::expect_counters_zero(const std::string& what) const {
   std::vector<std::uint32_t> counters(plan_.groups.size());
-  FLASHOVERLAP_CUDA_CHECK(cudaMemcpy(counters.data(), tables_->counters(), counters.size() * 4, cudaMemcpyDeviceToHost));
+  FLASHOVERLAP_CUDA_CHECK(
+      cudaMemcpy(counters.data(), tables_->counters(), counters.size() * 4, cudaMemcpyDeviceToHost));
   for (const std::uint32_t counter : counters) GPU_EXPECT(counter == 0, what << ": a counter is " << counter);
 }
 

@@ -13,7 +13,8 @@
 
 namespace flashoverlap::gpu_test {
 
-/// Element distances beyond the row length, and pointer offsets, in elements: for operands that are not aligned.
+/// Element distances beyond the row length, and pointer offsets, in elements: for operands that are not
+/// aligned.
 struct Strides {
   int lda_extra = 0;
   int ldb_extra = 0;
@@ -24,8 +25,8 @@ struct Strides {
 class GemmCase {
  public:
   /// Operands of small integers, poisoned outputs with guards, the plan's tables on device 0.
-  GemmCase(OverlapPlan plan, const cuda::SignalGemmVariant& variant, int num_weights, int num_sms, const Strides& strides,
-           std::uint64_t seed);
+  GemmCase(OverlapPlan plan, const cuda::SignalGemmVariant& variant, int num_weights, int num_sms,
+           const Strides& strides, std::uint64_t seed);
 
   void poison(cudaStream_t stream) const;
   /// Through placement and counted.

@@ -6,14 +6,22 @@
 namespace flashoverlap::gpu_test {
 namespace {
 
-__device__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ float to_float(__half x) { return __half2float(x); }
-__device__ void round_to(__nv_bfloat16& to, float x) { to = __float2bfloat16_rn(x); }
-__device__ void round_to(__half& to, float x) { to = __float2half_rn(x); }
+__device__ float to_float(__nv_bfloat16 x) {
+  return __bfloat162float(x);
+}
+__device__ float to_float(__half x) {
+  return __half2float(x);
+}
+__device__ void round_to(__nv_bfloat16& to, float x) {
+  to = __float2bfloat16_rn(x);
+}
+__device__ void round_to(__half& to, float x) {
+  to = __float2half_rn(x);
+}
 
 template <class Element>
-__global__ void reference_kernel(const Element* a, std::int64_t lda, const Element* b, std::int64_t ldb, int m, int n, int k,
-                                 Element* d, std::int64_t ldd) {
+__global__ void reference_kernel(const Element* a, std::int64_t lda, const Element* b, std::int64_t ldb,
+                                 int m, int n, int k, Element* d, std::int64_t ldd) {
   const int row = static_cast<int>(blockIdx.y * blockDim.y + threadIdx.y);
   const int col = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (row >= m || col >= n) return;
@@ -46,8 +54,8 @@ std::vector<std::uint16_t> small_integers(cuda::GemmType type, std::int64_t coun
   return data;
 }
 
-void reference_gemm(cuda::GemmType type, const void* a, std::int64_t lda, const void* b, std::int64_t ldb, int m, int n, int k,
-                    void* d, std::int64_t ldd, cudaStream_t stream) {
+void reference_gemm(cuda::GemmType type, const void* a, std::int64_t lda, const void* b, std::int64_t ldb,
+                    int m, int n, int k, void* d, std::int64_t ldd, cudaStream_t stream) {
   const dim3 threads(32, 8);
   const dim3 blocks((static_cast<unsigned>(n) + 31) / 32, (static_cast<unsigned>(m) + 7) / 8);
   if (type == cuda::GemmType::kBf16) {
@@ -55,17 +63,19 @@ void reference_gemm(cuda::GemmType type, const void* a, std::int64_t lda, const 
                                                      static_cast<const __nv_bfloat16*>(b), ldb, m, n, k,
                                                      static_cast<__nv_bfloat16*>(d), ldd);
   } else {
-    reference_kernel<<<blocks, threads, 0, stream>>>(static_cast<const __half*>(a), lda, static_cast<const __half*>(b), ldb, m, n,
-                                                     k, static_cast<__half*>(d), ldd);
+    reference_kernel<<<blocks, threads, 0, stream>>>(static_cast<const __half*>(a), lda,
+                                                     static_cast<const __half*>(b), ldb, m, n, k,
+                                                     static_cast<__half*>(d), ldd);
   }
   FLASHOVERLAP_CUDA_CHECK(cudaGetLastError());
 }
 
-void count_differences(const void* x, const void* y, std::int64_t count, unsigned* differences, cudaStream_t stream) {
+void count_differences(const void* x, const void* y, std::int64_t count, unsigned* differences,
+                       cudaStream_t stream) {
   if (count == 0) return;
   const auto blocks = static_cast<unsigned>(count / 1024 + 1 < 512 ? count / 1024 + 1 : 512);
-  count_differences_kernel<<<blocks, 256, 0, stream>>>(static_cast<const std::uint16_t*>(x), static_cast<const std::uint16_t*>(y),
-                                                       count, differences);
+  count_differences_kernel<<<blocks, 256, 0, stream>>>(
+      static_cast<const std::uint16_t*>(x), static_cast<const std::uint16_t*>(y), count, differences);
   FLASHOVERLAP_CUDA_CHECK(cudaGetLastError());
 }
 

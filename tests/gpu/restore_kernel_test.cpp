@@ -50,10 +50,14 @@ struct Operands {
 
 double activated(Activation activation, double x) {
   switch (activation) {
-    case Activation::kNone: return x;
-    case Activation::kRelu: return x < 0 ? 0 : x;
-    case Activation::kGelu: return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
-    case Activation::kSilu: return x / (1 + std::exp(-x));
+    case Activation::kNone:
+      return x;
+    case Activation::kRelu:
+      return x < 0 ? 0 : x;
+    case Activation::kGelu:
+      return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+    case Activation::kSilu:
+      return x / (1 + std::exp(-x));
   }
   return x;
 }
@@ -63,7 +67,8 @@ std::int64_t source_index(const OverlapPlan& plan, std::int64_t row, std::int64_
   for (const RestoreBand& band : plan.restore.bands) {
     if (row >= band.row_begin + band.rows) continue;
     for (const RestorePiece& piece : plan.restore.of_band(band)) {
-      if (col < piece.col_begin + piece.cols) return piece.offset + (row - band.row_begin) * piece.cols + col - piece.col_begin;
+      if (col < piece.col_begin + piece.cols)
+        return piece.offset + (row - band.row_begin) * piece.cols + col - piece.col_begin;
     }
   }
   return row * plan.output_cols + col;  // no bands: in its place
@@ -74,7 +79,8 @@ struct Steps {
   Activation activation;
 };
 
-void run_case(DType dtype, const PlanOptions& options, int kind, const Steps& steps, int misalign, Random& random) {
+void run_case(DType dtype, const PlanOptions& options, int kind, const Steps& steps, int misalign,
+              Random& random) {
   const Codec codec{dtype};
   OverlapPlan plan;
   if (kind == 0) plan = plan_all_reduce(options);
@@ -84,9 +90,15 @@ void run_case(DType dtype, const PlanOptions& options, int kind, const Steps& st
   const std::int64_t n = plan.output_cols;
   if (rows == 0) return;
   const std::int64_t source_size = std::max({plan.packed_size, plan.received_size, rows * n});
-  const Operands host{rows, n, n + misalign, n + 2 * misalign, n + 3 * misalign,
-                      random_values(codec, source_size, random), random_values(codec, n, random),
-                      random_values(codec, rows * (n + misalign), random), random_values(codec, n, random)};
+  const Operands host{rows,
+                      n,
+                      n + misalign,
+                      n + 2 * misalign,
+                      n + 3 * misalign,
+                      random_values(codec, source_size, random),
+                      random_values(codec, n, random),
+                      random_values(codec, rows * (n + misalign), random),
+                      random_values(codec, n, random)};
   const cuda::HostTables tables = cuda::make_host_tables(plan);
   const cuda::DeviceBuffer pieces = device_copy(tables.pieces);
   const cuda::DeviceBuffer device_rows = device_copy(tables.rows);
@@ -95,7 +107,8 @@ void run_case(DType dtype, const PlanOptions& options, int kind, const Steps& st
   const cuda::DeviceBuffer residual = device_copy(host.residual);
   const cuda::DeviceBuffer weight = device_copy(host.weight);
   constexpr std::int64_t kGuard = 64;
-  const std::vector<std::uint16_t> poison(static_cast<std::size_t>(rows * (n + 3 * misalign) + kGuard), kPoison);
+  const std::vector<std::uint16_t> poison(static_cast<std::size_t>(rows * (n + 3 * misalign) + kGuard),
+                                          kPoison);
   const cuda::DeviceBuffer out = device_copy(poison);
   const cuda::DeviceBuffer residual_out = device_copy(poison);
   cuda::RestoreParams params;
@@ -122,8 +135,9 @@ void run_case(DType dtype, const PlanOptions& options, int kind, const Steps& st
   const std::vector<std::uint16_t> got = host_copy<std::uint16_t>(out);
   const std::vector<std::uint16_t> got_h = host_copy<std::uint16_t>(residual_out);
   std::ostringstream what;
-  what << "kind " << kind << ", " << rows << " x " << n << ", tile " << options.tile_m << " x " << options.tile_n << ", misalign " << misalign
-       << ", norm " << steps.norm << ", activation " << static_cast<int>(steps.activation) << ", type " << name_of(dtype);
+  what << "kind " << kind << ", " << rows << " x " << n << ", tile " << options.tile_m << " x "
+       << options.tile_n << ", misalign " << misalign << ", norm " << steps.norm << ", activation "
+       << static_cast<int>(steps.activation) << ", type " << name_of(dtype);
   std::vector<double> h(static_cast<std::size_t>(n));
   for (std::int64_t row = 0; row < rows; ++row) {
     double squares = 0;
@@ -145,17 +159,21 @@ void run_case(DType dtype, const PlanOptions& options, int kind, const Steps& st
         return std::abs(value - exact) <= 1.02 * codec.epsilon() * std::abs(exact) + 1e-5;
       };
       const double value = codec.decode(got[static_cast<std::size_t>(row * host.ldo + col)]);
-      GPU_EXPECT(close(value, expected), what.str() << ": out[" << row << ", " << col << "] = " << value << ", expected " << expected);
+      GPU_EXPECT(close(value, expected), what.str() << ": out[" << row << ", " << col << "] = " << value
+                                                    << ", expected " << expected);
       if (steps.residual_out) {
         const double value_h = codec.decode(got_h[static_cast<std::size_t>(row * host.ldh + col)]);
-        GPU_EXPECT(close(value_h, h[at]), what.str() << ": h[" << row << ", " << col << "] = " << value_h << ", expected " << h[at]);
+        GPU_EXPECT(close(value_h, h[at]),
+                   what.str() << ": h[" << row << ", " << col << "] = " << value_h << ", expected " << h[at]);
       }
     }
     for (std::int64_t col = n; col < host.ldo; ++col) {
-      GPU_EXPECT(got[static_cast<std::size_t>(row * host.ldo + col)] == kPoison, what.str() << ": wrote beyond row " << row);
+      GPU_EXPECT(got[static_cast<std::size_t>(row * host.ldo + col)] == kPoison,
+                 what.str() << ": wrote beyond row " << row);
     }
   }
-  for (std::size_t i = got.size() - kGuard; i < got.size(); ++i) GPU_EXPECT(got[i] == kPoison, what.str() << ": wrote beyond the end");
+  for (std::size_t i = got.size() - kGuard; i < got.size(); ++i)
+    GPU_EXPECT(got[i] == kPoison, what.str() << ": wrote beyond the end");
 }
 
 void run_cases(bool is_norm, bool is_aligned) {
@@ -185,10 +203,18 @@ void run_cases(bool is_norm, bool is_aligned) {
 
 }  // namespace
 
-GPU_TEST(kernel_restore_aligned) { run_cases(false, true); }
-GPU_TEST(kernel_restore_unaligned) { run_cases(false, false); }
-GPU_TEST(kernel_restore_rms_norm_aligned) { run_cases(true, true); }
-GPU_TEST(kernel_restore_rms_norm_unaligned) { run_cases(true, false); }
+GPU_TEST(kernel_restore_aligned) {
+  run_cases(false, true);
+}
+GPU_TEST(kernel_restore_unaligned) {
+  run_cases(false, false);
+}
+GPU_TEST(kernel_restore_rms_norm_aligned) {
+  run_cases(true, true);
+}
+GPU_TEST(kernel_restore_rms_norm_unaligned) {
+  run_cases(true, false);
+}
 
 GPU_TEST(kernel_restore_refuses_bad_arguments) {
   const cuda::DeviceBuffer memory(0, 1 << 20, "matrices");

@@ -1,4 +1,5 @@
-// The signal GEMM: every kernel, every kind of placement, random shapes; exact data, so nothing may differ by a bit.
+// The signal GEMM: every kernel, every kind of placement, random shapes; exact data, so nothing may differ by
+// a bit.
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -20,7 +21,8 @@ bool runs_here(const cuda::SignalGemmVariant& variant) {
   cudaDeviceProp properties{};
   FLASHOVERLAP_CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
   const int capability = properties.major * 10 + properties.minor;
-  return variant.exact_capability ? capability == variant.min_compute_capability : capability >= variant.min_compute_capability;
+  return variant.exact_capability ? capability == variant.min_compute_capability
+                                  : capability >= variant.min_compute_capability;
 }
 
 int num_device_sms() {
@@ -30,25 +32,30 @@ int num_device_sms() {
 }
 
 enum class PlanKind { kInPlace, kAllReduce, kContiguous, kBlockCyclic, kAllToAll };
-constexpr PlanKind kPlanKinds[] = {PlanKind::kInPlace, PlanKind::kAllReduce, PlanKind::kContiguous, PlanKind::kBlockCyclic,
-                                   PlanKind::kAllToAll};
+constexpr PlanKind kPlanKinds[] = {PlanKind::kInPlace, PlanKind::kAllReduce, PlanKind::kContiguous,
+                                   PlanKind::kBlockCyclic, PlanKind::kAllToAll};
 
 OverlapPlan make_plan(PlanKind kind, PlanOptions options, Random& random) {
   options.world_size = kind == PlanKind::kInPlace ? 1 : static_cast<std::int32_t>(uniform(random, 2, 8));
   options.rank = static_cast<std::int32_t>(uniform(random, 0, options.world_size - 1));
   switch (kind) {
     case PlanKind::kInPlace:
-    case PlanKind::kAllReduce: return plan_all_reduce(options);
-    case PlanKind::kContiguous: return plan_reduce_scatter(options, RowOwnership::kContiguous);
-    case PlanKind::kBlockCyclic: return plan_reduce_scatter(options, RowOwnership::kBlockCyclic);
-    case PlanKind::kAllToAll: break;
+    case PlanKind::kAllReduce:
+      return plan_all_reduce(options);
+    case PlanKind::kContiguous:
+      return plan_reduce_scatter(options, RowOwnership::kContiguous);
+    case PlanKind::kBlockCyclic:
+      return plan_reduce_scatter(options, RowOwnership::kBlockCyclic);
+    case PlanKind::kAllToAll:
+      break;
   }
   Routing routing;
   for (int rank = 0; rank < options.world_size; ++rank) {
     routing.destinations.emplace_back();
     const std::int64_t rows = rank == options.rank ? options.m : uniform(random, 0, 300);
     for (std::int64_t row = 0; row < rows; ++row) {
-      routing.destinations.back().push_back(static_cast<std::int32_t>(uniform(random, 0, options.world_size - 1)));
+      routing.destinations.back().push_back(
+          static_cast<std::int32_t>(uniform(random, 0, options.world_size - 1)));
     }
   }
   return plan_all_to_all(options, routing);
@@ -57,15 +64,22 @@ OverlapPlan make_plan(PlanKind kind, PlanOptions options, Random& random) {
 // Sizes at which things go wrong, and anything between.
 std::int64_t size_near(Random& random, std::int64_t tile) {
   switch (uniform(random, 0, 5)) {
-    case 0: return 1;
-    case 1: return tile;
-    case 2: return tile + 1;
-    case 3: return 2 * tile - 8;
-    default: return uniform(random, 1, 5 * tile / 2);
+    case 0:
+      return 1;
+    case 1:
+      return tile;
+    case 2:
+      return tile + 1;
+    case 3:
+      return 2 * tile - 8;
+    default:
+      return uniform(random, 1, 5 * tile / 2);
   }
 }
 
-std::int64_t padding(std::int64_t length, std::int64_t alignment) { return (alignment - length % alignment) % alignment; }
+std::int64_t padding(std::int64_t length, std::int64_t alignment) {
+  return (alignment - length % alignment) % alignment;
+}
 
 void run_case(const cuda::SignalGemmVariant& variant, PlanKind kind, std::uint64_t seed) {
   Random random(seed);
@@ -83,11 +97,12 @@ void run_case(const cuda::SignalGemmVariant& variant, PlanKind kind, std::uint64
   const std::int64_t alignment = variant.operand_alignment;
   strides.lda_extra = static_cast<int>(padding(options.k, alignment) + alignment * uniform(random, 0, 2));
   strides.ldb_extra = static_cast<int>(padding(options.k, alignment) + alignment * uniform(random, 0, 2));
-  strides.ldd_extra = static_cast<int>(uniform(random, 0, 1) == 0 ? uniform(random, 0, 9) : padding(options.n, 8));
+  strides.ldd_extra =
+      static_cast<int>(uniform(random, 0, 1) == 0 ? uniform(random, 0, 9) : padding(options.n, 8));
   strides.offset = static_cast<int>(alignment * uniform(random, 0, 3));
   std::ostringstream what;
-  what << variant.name << ", kind " << static_cast<int>(kind) << ", " << options.m << " x " << options.n << " x " << options.k << ", "
-       << num_sms << " SMs, seed " << seed;
+  what << variant.name << ", kind " << static_cast<int>(kind) << ", " << options.m << " x " << options.n
+       << " x " << options.k << ", " << num_sms << " SMs, seed " << seed;
   GemmCase test(make_plan(kind, options, random), variant, 1, num_sms, strides, seed);
   test.launch(nullptr);
   FLASHOVERLAP_CUDA_CHECK(cudaDeviceSynchronize());
@@ -105,7 +120,8 @@ void run_variants(PlanKind kind) {
   for (const cuda::SignalGemmVariant* variant : cuda::signal_gemm_variants()) {
     if (!runs_here(*variant)) continue;
     constexpr int kCasesPerVariant = 6;
-    for (int i = 0; i < kCasesPerVariant; ++i) run_case(*variant, kind, seed() * 1000 + static_cast<std::uint64_t>(tried++));
+    for (int i = 0; i < kCasesPerVariant; ++i)
+      run_case(*variant, kind, seed() * 1000 + static_cast<std::uint64_t>(tried++));
   }
   if (tried == 0) throw Skip("no signal GEMM for this device");
 }
@@ -120,13 +136,24 @@ const cuda::SignalGemmVariant& one_variant() {
 
 }  // namespace
 
-GPU_TEST(kernel_gemm_in_place) { run_variants(PlanKind::kInPlace); }
-GPU_TEST(kernel_gemm_whole_tiles) { run_variants(PlanKind::kAllReduce); }
-GPU_TEST(kernel_gemm_rows_by_owner) { run_variants(PlanKind::kContiguous); }
-GPU_TEST(kernel_gemm_row_slabs) { run_variants(PlanKind::kBlockCyclic); }
-GPU_TEST(kernel_gemm_single_rows) { run_variants(PlanKind::kAllToAll); }
+GPU_TEST(kernel_gemm_in_place) {
+  run_variants(PlanKind::kInPlace);
+}
+GPU_TEST(kernel_gemm_whole_tiles) {
+  run_variants(PlanKind::kAllReduce);
+}
+GPU_TEST(kernel_gemm_rows_by_owner) {
+  run_variants(PlanKind::kContiguous);
+}
+GPU_TEST(kernel_gemm_row_slabs) {
+  run_variants(PlanKind::kBlockCyclic);
+}
+GPU_TEST(kernel_gemm_single_rows) {
+  run_variants(PlanKind::kAllToAll);
+}
 
-// Problems with rows of their own (an empty one, too) and a weight of their own out of a stack, tiles in random order.
+// Problems with rows of their own (an empty one, too) and a weight of their own out of a stack, tiles in
+// random order.
 GPU_TEST(kernel_gemm_stacked_weights) {
   for (const cuda::SignalGemmVariant* variant : cuda::signal_gemm_variants()) {
     if (!runs_here(*variant)) continue;
@@ -179,29 +206,42 @@ GPU_TEST(large_kernel_gemm_offsets_beyond_31_bits) {
   const cuda::DeviceBuffer b = device_copy(small_integers(variant.type, options.n * options.k, seed() + 1));
   const cuda::DeviceBuffer d(0, bytes, "output");
   const cuda::DevicePlan tables(0, plan, variant);
-  cuda::SignalGemmArguments args{.m = static_cast<int>(options.m), .n = static_cast<int>(options.n), .k = static_cast<int>(options.k),
-                                 .a = a.data(), .lda = options.k, .b = b.data(), .ldb = options.k, .packed = d.data(),
-                                 .packed_size = options.m * options.n, .output = d.data(), .ldd = options.n,
-                                 .tables = tables.tables(), .counters = nullptr, .num_sms = num_device_sms()};
+  cuda::SignalGemmArguments args{.m = static_cast<int>(options.m),
+                                 .n = static_cast<int>(options.n),
+                                 .k = static_cast<int>(options.k),
+                                 .a = a.data(),
+                                 .lda = options.k,
+                                 .b = b.data(),
+                                 .ldb = options.k,
+                                 .packed = d.data(),
+                                 .packed_size = options.m * options.n,
+                                 .output = d.data(),
+                                 .ldd = options.n,
+                                 .tables = tables.tables(),
+                                 .counters = nullptr,
+                                 .num_sms = num_device_sms()};
   const cuda::DeviceBuffer reference(0, variant.tile_rows * options.n * 2, "reference");
   const cuda::DeviceBuffer differences = device_copy(std::vector<unsigned>{0});
   const auto look = [&](const Tile& tile, const std::uint16_t* at, std::int64_t ldd, const char* what) {
-    reference_gemm(variant.type, static_cast<const std::uint16_t*>(a.data()) + tile.row_begin * options.k, options.k,
-                   static_cast<const std::uint16_t*>(b.data()) + tile.col_begin * options.k, options.k, static_cast<int>(tile.rows),
-                   static_cast<int>(tile.cols), static_cast<int>(options.k), reference.data(), tile.cols, nullptr);
+    reference_gemm(variant.type, static_cast<const std::uint16_t*>(a.data()) + tile.row_begin * options.k,
+                   options.k, static_cast<const std::uint16_t*>(b.data()) + tile.col_begin * options.k,
+                   options.k, static_cast<int>(tile.rows), static_cast<int>(tile.cols),
+                   static_cast<int>(options.k), reference.data(), tile.cols, nullptr);
     for (std::int64_t row = 0; row < tile.rows; ++row) {
-      count_differences(at + row * ldd, static_cast<const std::uint16_t*>(reference.data()) + row * tile.cols, tile.cols,
-                        static_cast<unsigned*>(differences.data()), nullptr);
+      count_differences(at + row * ldd, static_cast<const std::uint16_t*>(reference.data()) + row * tile.cols,
+                        tile.cols, static_cast<unsigned*>(differences.data()), nullptr);
     }
     const unsigned wrong = host_copy<unsigned>(differences)[0];
-    GPU_EXPECT(wrong == 0, what << ": " << wrong << " elements of the tile at " << tile.row_begin << ", " << tile.col_begin);
+    GPU_EXPECT(wrong == 0, what << ": " << wrong << " elements of the tile at " << tile.row_begin << ", "
+                                << tile.col_begin);
   };
   const auto* data = static_cast<const std::uint16_t*>(d.data());
   const std::int64_t last = plan.schedule.back();
   const Tile corner = plan.grid.tile(plan.grid.num_tiles() - 1);
   FLASHOVERLAP_CUDA_CHECK(cudaMemset(d.data(), 0xff, static_cast<std::size_t>(bytes)));
   variant.prepare(args)->launch(nullptr);
-  look(plan.grid.tile(last), data + plan.placement.of_tile(last)[0].offset, plan.grid.tile(last).cols, "packed");
+  look(plan.grid.tile(last), data + plan.placement.of_tile(last)[0].offset, plan.grid.tile(last).cols,
+       "packed");
   look(plan.grid.tile(plan.schedule.front()), data + plan.placement.of_tile(plan.schedule.front())[0].offset,
        plan.grid.tile(plan.schedule.front()).cols, "packed");
   FLASHOVERLAP_CUDA_CHECK(cudaMemset(d.data(), 0xff, static_cast<std::size_t>(bytes)));
@@ -220,8 +260,17 @@ GPU_TEST(kernel_gemm_refuses_bad_arguments) {
   const OverlapPlan plan = plan_all_reduce(options);
   const cuda::DevicePlan tables(0, plan, variant);
   const cuda::DeviceBuffer memory(0, 1 << 20, "operands");
-  cuda::SignalGemmArguments args{.m = 64, .n = 64, .k = 64, .a = memory.data(), .lda = 64, .b = memory.data(), .ldb = 64,
-                                 .output = memory.data(), .ldd = 64, .tables = tables.tables(), .num_sms = 8};
+  cuda::SignalGemmArguments args{.m = 64,
+                                 .n = 64,
+                                 .k = 64,
+                                 .a = memory.data(),
+                                 .lda = 64,
+                                 .b = memory.data(),
+                                 .ldb = 64,
+                                 .output = memory.data(),
+                                 .ldd = 64,
+                                 .tables = tables.tables(),
+                                 .num_sms = 8};
   const auto with = [&](auto change) {
     cuda::SignalGemmArguments changed = args;
     change(changed);

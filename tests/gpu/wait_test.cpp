@@ -1,4 +1,5 @@
-// Signals: whoever is let through by a counter must see all data of the group; counters are ready for the next launch.
+// Signals: whoever is let through by a counter must see all data of the group; counters are ready for the
+// next launch.
 #include <chrono>
 #include <random>
 #include <thread>
@@ -30,7 +31,9 @@ struct Streams {
 
 const cuda::SignalGemmVariant* find_variant(int capability, cuda::GemmType type) {
   for (const cuda::SignalGemmVariant* variant : cuda::signal_gemm_variants()) {
-    if (variant->min_compute_capability == capability && variant->type == type && variant->operand_alignment == 8) return variant;
+    if (variant->min_compute_capability == capability && variant->type == type &&
+        variant->operand_alignment == 8)
+      return variant;
   }
   return nullptr;
 }
@@ -41,7 +44,8 @@ int device_capability() {
   return properties.major * 10 + properties.minor;
 }
 
-GemmCase make_case(const cuda::SignalGemmVariant& variant, std::int64_t m, std::int64_t n, std::int64_t k, bool by_rows) {
+GemmCase make_case(const cuda::SignalGemmVariant& variant, std::int64_t m, std::int64_t n, std::int64_t k,
+                   bool by_rows) {
   PlanOptions options;
   options.world_size = 4;
   options.rank = 1;
@@ -51,9 +55,11 @@ GemmCase make_case(const cuda::SignalGemmVariant& variant, std::int64_t m, std::
   options.k = k;
   options.tile_m = variant.tile_rows;
   options.tile_n = variant.tile_cols;
-  constexpr int kSms = 32;  // few, so that there are many waves and the last groups are far from ready when the first is
+  constexpr int kSms =
+      32;  // few, so that there are many waves and the last groups are far from ready when the first is
   options.resources.compute_units = kSms / variant.blocks_per_tile;
-  const OverlapPlan plan = by_rows ? plan_reduce_scatter(options, RowOwnership::kBlockCyclic) : plan_all_reduce(options);
+  const OverlapPlan plan =
+      by_rows ? plan_reduce_scatter(options, RowOwnership::kBlockCyclic) : plan_all_reduce(options);
   return GemmCase(plan, variant, 1, kSms, {}, seed());
 }
 
@@ -67,12 +73,14 @@ void enqueue_round(const GemmCase& test, const Streams& streams, Way way, unsign
   test.launch(streams.compute);
   for (std::int64_t group = 0; group < static_cast<std::int64_t>(test.plan().groups.size()); ++group) {
     if (way == Way::kKernel) {
-      cuda::launch_wait_kernel({.counter = test.tables().counter(group), .target = test.tables().target(group)}, streams.watch);
+      cuda::launch_wait_kernel(
+          {.counter = test.tables().counter(group), .target = test.tables().target(group)}, streams.watch);
     } else {
       cuda::enqueue_wait_value(test.tables().counter(group), test.tables().target(group), streams.watch);
     }
     const GemmCase::Range range = test.packed_range(group);
-    count_differences(test.packed() + range.begin, test.expected_packed() + range.begin, range.count, differences, streams.watch);
+    count_differences(test.packed() + range.begin, test.expected_packed() + range.begin, range.count,
+                      differences, streams.watch);
   }
   FLASHOVERLAP_CUDA_CHECK(cudaEventRecord(streams.join, streams.watch));
   FLASHOVERLAP_CUDA_CHECK(cudaStreamWaitEvent(streams.compute, streams.join));
@@ -83,7 +91,8 @@ void run_rounds(Way way, bool in_graph, bool by_rows) {
   const int capability = device_capability();
   for (const int wanted : {90, 80}) {
     const cuda::SignalGemmVariant* variant = find_variant(wanted, cuda::GemmType::kBf16);
-    if (variant == nullptr || capability < wanted || (variant->exact_capability && capability != wanted)) continue;
+    if (variant == nullptr || capability < wanted || (variant->exact_capability && capability != wanted))
+      continue;
     const GemmCase test = make_case(*variant, 2048, 2048, 256, by_rows);
     GPU_EXPECT(test.plan().groups.size() > 2, "the plan has " << test.plan().groups.size() << " groups");
     const cuda::DeviceBuffer differences = device_copy(std::vector<unsigned>{0});
@@ -97,7 +106,8 @@ void run_rounds(Way way, bool in_graph, bool by_rows) {
       enqueue_round(test, streams, way, counter);
       FLASHOVERLAP_CUDA_CHECK(cudaStreamEndCapture(streams.compute, &graph));
       FLASHOVERLAP_CUDA_CHECK(cudaGraphInstantiate(&replay, graph, 0));
-      for (int round = 0; round < kRounds; ++round) FLASHOVERLAP_CUDA_CHECK(cudaGraphLaunch(replay, streams.compute));
+      for (int round = 0; round < kRounds; ++round)
+        FLASHOVERLAP_CUDA_CHECK(cudaGraphLaunch(replay, streams.compute));
       FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(streams.compute));
       FLASHOVERLAP_CUDA_CHECK(cudaGraphExecDestroy(replay));
       FLASHOVERLAP_CUDA_CHECK(cudaGraphDestroy(graph));
@@ -106,7 +116,8 @@ void run_rounds(Way way, bool in_graph, bool by_rows) {
       FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(streams.compute));
     }
     const unsigned wrong = host_copy<unsigned>(differences)[0];
-    GPU_EXPECT(wrong == 0, variant->name << ": " << wrong << " elements were not there when their group was ready");
+    GPU_EXPECT(wrong == 0,
+               variant->name << ": " << wrong << " elements were not there when their group was ready");
     test.expect_counters_zero(variant->name);
     test.expect_packed(variant->name);
   }
@@ -114,25 +125,40 @@ void run_rounds(Way way, bool in_graph, bool by_rows) {
 
 }  // namespace
 
-GPU_TEST(kernel_signal_means_data_wait_kernel) { run_rounds(Way::kKernel, false, false); }
-GPU_TEST(kernel_signal_means_data_wait_value) { run_rounds(Way::kStreamMemory, false, false); }
-GPU_TEST(kernel_signal_means_data_row_slabs) { run_rounds(Way::kKernel, false, true); }
-GPU_TEST(kernel_signal_in_graph_wait_kernel) { run_rounds(Way::kKernel, true, false); }
-GPU_TEST(kernel_signal_in_graph_wait_value) { run_rounds(Way::kStreamMemory, true, false); }
+GPU_TEST(kernel_signal_means_data_wait_kernel) {
+  run_rounds(Way::kKernel, false, false);
+}
+GPU_TEST(kernel_signal_means_data_wait_value) {
+  run_rounds(Way::kStreamMemory, false, false);
+}
+GPU_TEST(kernel_signal_means_data_row_slabs) {
+  run_rounds(Way::kKernel, false, true);
+}
+GPU_TEST(kernel_signal_in_graph_wait_kernel) {
+  run_rounds(Way::kKernel, true, false);
+}
+GPU_TEST(kernel_signal_in_graph_wait_value) {
+  run_rounds(Way::kStreamMemory, true, false);
+}
 
 GPU_TEST(kernel_wait_times_out) {
   const cuda::DeviceBuffer counter = device_copy(std::vector<std::uint32_t>{3});
   cuda::WaitError* error = nullptr;
-  FLASHOVERLAP_CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&error), sizeof *error, cudaHostAllocMapped));
+  FLASHOVERLAP_CUDA_CHECK(
+      cudaHostAlloc(reinterpret_cast<void**>(&error), sizeof *error, cudaHostAllocMapped));
   *error = {};
-  cuda::launch_wait_kernel({.counter = static_cast<std::uint32_t*>(counter.data()), .target = 4, .group = 7, .error = error,
+  cuda::launch_wait_kernel({.counter = static_cast<std::uint32_t*>(counter.data()),
+                            .target = 4,
+                            .group = 7,
+                            .error = error,
                             .timeout_ns = 20'000'000},
                            nullptr);
   FLASHOVERLAP_CUDA_CHECK(cudaDeviceSynchronize());
   const cuda::WaitError seen = *error;
   FLASHOVERLAP_CUDA_CHECK(cudaFreeHost(error));
   GPU_EXPECT(seen.code == 1 && seen.group == 7 && seen.seen == 3 && seen.expected == 4,
-             "code " << seen.code << ", group " << seen.group << ", seen " << seen.seen << ", expected " << seen.expected);
+             "code " << seen.code << ", group " << seen.group << ", seen " << seen.seen << ", expected "
+                     << seen.expected);
   GPU_EXPECT(host_copy<std::uint32_t>(counter)[0] == 3, "a wait that failed must not reset the counter");
 }
 
@@ -143,10 +169,13 @@ GPU_TEST(kernel_wait_aborts) {
     volatile std::uint32_t abort;
   };
   Shared* shared = nullptr;
-  FLASHOVERLAP_CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&shared), sizeof *shared, cudaHostAllocMapped));
+  FLASHOVERLAP_CUDA_CHECK(
+      cudaHostAlloc(reinterpret_cast<void**>(&shared), sizeof *shared, cudaHostAllocMapped));
   shared->error = {};
   shared->abort = 0;
-  cuda::launch_wait_kernel({.counter = static_cast<std::uint32_t*>(counter.data()), .target = 1, .error = &shared->error,
+  cuda::launch_wait_kernel({.counter = static_cast<std::uint32_t*>(counter.data()),
+                            .target = 1,
+                            .error = &shared->error,
                             .abort = const_cast<const std::uint32_t*>(&shared->abort)},
                            nullptr);
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
