@@ -168,7 +168,7 @@ class Bench {
     const std::int64_t rows = op == "rs" ? shape.m / rank.world_size : shape.m;
     a_ = cuda::DeviceBuffer(0, shape.m * shape.k * 2, "A");
     b_ = cuda::DeviceBuffer(0, shape.n * shape.k * 2, "B");
-    out_ = cuda::DeviceBuffer(0, rows * shape.n * 2, "out");
+    out_ = cuda::DeviceBuffer(0, shape.m * shape.n * 2, "out");
     reference_ = cuda::DeviceBuffer(0, rows * shape.n * 2, "the serial output");
     const auto salt = static_cast<std::uint64_t>(rank.rank);
     bench::fill_random(bench::Element16::kBf16, a_.data(), shape.m * shape.k, 2 * salt + 1, stream_);
@@ -249,8 +249,12 @@ class Bench {
   std::unique_ptr<PreparedPlan> prepare(const std::vector<std::int64_t>& partition) {
     PlanOptions options = options_;
     options.partition = partition;
-    if (op_ == "ar") return executor().prepare(plan_all_reduce(options));
-    if (op_ == "rs") return executor().prepare(plan_reduce_scatter(options, RowOwnership::kContiguous));
+    return executor().prepare(build(options));
+  }
+
+  OverlapPlan build(const PlanOptions& options) const {
+    if (op_ == "ar") return plan_all_reduce(options);
+    if (op_ == "rs") return plan_reduce_scatter(options, RowOwnership::kContiguous);
     // As tokens are routed: every row somewhere else, equally many everywhere.
     Routing routing;
     for (int r = 0; r < rank_.world_size; ++r) {
@@ -261,10 +265,10 @@ class Bench {
       }
       routing.destinations.push_back(std::move(destinations));
     }
-    return executor().prepare(plan_all_to_all(options, routing));
+    return plan_all_to_all(options, routing);
   }
 
-  // The variant, then the swizzle, by the time of the plain GEMM on this rank's SMs while all ranks compute.
+  // Variant and swizzle, by the time of the signal GEMM on this rank's SMs while all ranks compute.
   void choose_gemm() {
     double best_us = 1e30;
     for (const cuda::SignalGemmVariant* variant : cuda::variants_for(0, DType::kBFloat16)) {
@@ -279,8 +283,8 @@ class Bench {
       for (const std::int64_t swizzle : {1, 2, 4, 8, 16}) {
         options.swizzle = swizzle;
         if ((swizzle - 1) * options.tile_m >= options.m) continue;
-        const auto plan = executor->prepare(plan_all_reduce(options));
-        const double us = batch_on(*executor, *plan, Mode::kPlainGemm, 3);
+        const auto plan = executor->prepare(build(options));
+        const double us = batch_on(*executor, *plan, Mode::kGemmOnly, 3);
         if (us < best_us) {
           best_us = us;
           variant_ = variant;

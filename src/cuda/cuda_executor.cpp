@@ -217,6 +217,12 @@ void CudaExecutor::execute(PreparedPlan& prepared, const Operands& operands, Mod
     core::fail(ErrorKind::kUnsupported, "{}: no timeline of a call that is captured in a CUDA graph",
                plan->plan().operation);
   }
+  // Before anything is in the capture: what is half captured cannot be taken back.
+  if (call.is_captured && !plan->plan().transfers.empty() && communicator_->name() != "nccl") {
+    core::fail(ErrorKind::kUnsupported,
+               "{}: the {} communicator cannot be captured in a CUDA graph; use NCCL", plan->plan().operation,
+               communicator_->name());
+  }
   try {
     enqueue(call);
   } catch (const Error& error) {

@@ -67,6 +67,7 @@ std::uint64_t process_mark() {
   return mark;
 }
 
+constexpr std::chrono::milliseconds kStartTimeout{60'000};
 constexpr TransferLabel kRendezvous{.operation = "nccl rendezvous"};
 
 }  // namespace
@@ -106,10 +107,14 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Communicator> control, const 
   share_board();
   attempt([&] { initialise(); });
   agree();
+  // NCCL's own rendezvous and the first calls, in which it connects the ranks, may take longer than a
+  // caller's short time-out, and a communicator that is aborted while the host is inside NCCL may hang there
+  // (seen with 2.30.7 and 3 ranks on one GPU).
   watchdog_ = std::make_unique<Watchdog>(
-      options_.device, options_.timeout, board_, [this] { return async_error(); },
+      options_.device, std::max(options_.timeout, kStartTimeout), board_, [this] { return async_error(); },
       [this](const Failure& failure) { fail_with(failure); });
   warm_up();
+  watchdog_->set_timeout(options_.timeout);
 }
 
 NcclCommunicator::~NcclCommunicator() {
@@ -172,7 +177,8 @@ void NcclCommunicator::initialise() {
                                ? nccl().comm_init_rank_config(&shared->comm, size, id, rank, &config)
                                : ncclUnhandledCudaError);
   }).detach();
-  if (done.wait_for(options_.timeout) != std::future_status::ready) {
+  const auto timeout = std::max(options_.timeout, kStartTimeout);
+  if (done.wait_for(timeout) != std::future_status::ready) {
     core::fail(ErrorKind::kTimeout, "ncclCommInitRankConfig on rank {} of {} was not done after {} ms", rank_,
                size_, options_.timeout.count());
   }

@@ -1,4 +1,5 @@
-// What the GPU executor promises beyond results: graphs, hardware queues, several contexts, timelines, and errors before any launch.
+// What the GPU executor promises beyond results: graphs, hardware queues, several contexts, timelines, and
+// errors before any launch.
 #include <algorithm>
 #include <cstdlib>
 #include <thread>
@@ -93,18 +94,21 @@ GPU_TEST(capture_with_the_local_communicator_is_refused) {
         } catch (const Error& error) {
           message = error.what();
         }
+        // Nothing of the call is in the capture.
         cudaGraph_t graph = nullptr;
-        (void)cudaStreamEndCapture(stream, &graph);
-        if (graph != nullptr) (void)cudaGraphDestroy(graph);
-        (void)cudaGetLastError();
-        throw std::runtime_error(message);
+        std::size_t nodes = 1;
+        FLASHOVERLAP_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+        FLASHOVERLAP_CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &nodes));
+        FLASHOVERLAP_CUDA_CHECK(cudaGraphDestroy(graph));
+        throw std::runtime_error(nodes == 0 ? message : "the call left nodes behind");
       },
       false);
-  for (const std::string& error : errors) GPU_EXPECT(error.find("graph") != std::string::npos, "it says: " << error);
+  for (const std::string& error : errors)
+    GPU_EXPECT(error.find("graph") != std::string::npos, "it says: " << error);
 }
 
-// A plan with transfers for one rank: what it takes to see whether one hardware queue is enough. Run this test alone with
-// CUDA_DEVICE_MAX_CONNECTIONS=1, 8 and 32.
+// A plan with transfers for one rank: what it takes to see whether one hardware queue is enough. Run this
+// test alone with CUDA_DEVICE_MAX_CONNECTIONS=1, 8 and 32.
 GPU_TEST(one_rank_with_transfers) {
   const char* const queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   const std::string kind = queues == nullptr ? "default" : queues;
@@ -112,7 +116,8 @@ GPU_TEST(one_rank_with_transfers) {
     for (const SmSplit split : {SmSplit::kGrid, SmSplit::kGreen}) {
       std::shared_ptr<Communicator> communicator;
       if (why_no_nccl(1).empty()) {
-        communicator = make_nccl_communicator(make_in_process_communicators(1).front(), {.device = 0, .max_ctas = 8});
+        communicator =
+            make_nccl_communicator(make_in_process_communicators(1).front(), {.device = 0, .max_ctas = 8});
       } else {
         communicator = make_local_gpu_communicators({0}).front();
       }
@@ -143,16 +148,24 @@ GPU_TEST(one_rank_with_transfers) {
       b.fill(known_b(0, shape.n, shape.k));
       for (int i = 0; i < 20; ++i) {
         executor->execute(*prepared,
-                          {.a = a.data(), .lda = shape.k, .b = b.data(), .ldb = shape.k, .out = out.data(), .ldo = shape.n,
-                           .epilogue = {}, .stream = native_handle(*stream)},
+                          {.a = a.data(),
+                           .lda = shape.k,
+                           .b = b.data(),
+                           .ldb = shape.k,
+                           .out = out.data(),
+                           .ldo = shape.n,
+                           .epilogue = {},
+                           .stream = native_handle(*stream)},
                           Mode::kRun, nullptr);
       }
       stream->synchronize();
-      const auto expected = multiply(known_a(0, shape.m, shape.k), known_b(0, shape.n, shape.k), shape.m, shape.n, shape.k);
+      const auto expected =
+          multiply(known_a(0, shape.m, shape.k), known_b(0, shape.n, shape.k), shape.m, shape.n, shape.k);
       const std::vector<float> got = out.read();
       for (std::size_t i = 0; i < got.size(); ++i) {
-        GPU_EXPECT(got[i] == static_cast<float>(expected[i]), "queues " << kind << ": element " << i << " is " << got[i]
-                                                                         << ", expected " << expected[i]);
+        GPU_EXPECT(got[i] == static_cast<float>(expected[i]), "queues " << kind << ": element " << i << " is "
+                                                                        << got[i] << ", expected "
+                                                                        << expected[i]);
       }
     }
   }
@@ -169,7 +182,8 @@ GPU_TEST(several_contexts_at_once) {
   std::vector<std::thread> threads;
   std::vector<std::string> errors(kContexts * 2);
   std::vector<std::vector<std::shared_ptr<Communicator>>> communicators;
-  for (int i = 0; i < kContexts; ++i) communicators.push_back(make_local_gpu_communicators({0, 0}, {.link = {}, .max_ctas = 4}));
+  for (int i = 0; i < kContexts; ++i)
+    communicators.push_back(make_local_gpu_communicators({0, 0}, {.link = {}, .max_ctas = 4}));
   expected = expected_of(call, 2, 1);
   for (std::size_t i = 0; i < kContexts * 2; ++i) {
     threads.emplace_back([&, i] {
@@ -181,7 +195,8 @@ GPU_TEST(several_contexts_at_once) {
         rank.communicator = communicators[group][i % 2];
         rank.options.partition = {.compute = parts[group * 3 + i % 2], .communication = parts[group * 3 + 2]};
         rank.options.poison_workspace = true;
-        rank.context = std::make_unique<Context>(rank.communicator, make_cuda_executor(rank.communicator, rank.options));
+        rank.context =
+            std::make_unique<Context>(rank.communicator, make_cuda_executor(rank.communicator, rank.options));
         rank.stream = make_cuda_stream(rank.options);
         RankCall own(rank, call);
         for (int repeat = 0; repeat < 10; ++repeat) own.run_and_check(expected, Method::kOverlap);
@@ -201,7 +216,7 @@ GPU_TEST(timeline_shows_transfers_under_the_gemm) {
     options.compute_sms = 8;
     Group group(options);
     group.run([&](Rank& rank) {
-      RankCall own(rank, small_case(Op::kAllReduce, 4096, 2048, 512));
+      RankCall own(rank, small_case(Op::kAllReduce, 4096, 2048, 8192));
       own.enqueue(Method::kOverlap);
       rank.stream->synchronize();
       Timeline timeline;
@@ -217,8 +232,10 @@ GPU_TEST(timeline_shows_transfers_under_the_gemm) {
         ++transfers;
         under += span.begin_us < gemm->end_us ? 1U : 0U;
       }
-      GPU_EXPECT(transfers == own.op().plan().transfers.size(), transfers << " spans for " << own.op().plan().transfers.size());
-      GPU_EXPECT(under + 2 >= transfers && under > 0, under << " of " << transfers << " transfers began under the GEMM");
+      GPU_EXPECT(transfers == own.op().plan().transfers.size(),
+                 transfers << " spans for " << own.op().plan().transfers.size());
+      GPU_EXPECT(under + 2 >= transfers && under > 0,
+                 under << " of " << transfers << " transfers began under the GEMM");
     });
   }
 }
@@ -240,12 +257,15 @@ GPU_TEST(modes_run_their_part) {
 
 GPU_TEST(bad_operands_are_refused) {
   shared_group(1, CommunicatorKind::kLocal).run([&](Rank& rank) {
-    const auto try_with = [&](const std::function<void(Operands&)>& change, std::initializer_list<const char*> parts) {
+    const auto try_with = [&](const std::function<void(Operands&)>& change,
+                              std::initializer_list<const char*> parts) {
       RankCall own(rank, small_case(Op::kAllReduce, 64, 64, 32));
       Operands operands = own.operands();
       change(operands);
-      expect_error(__FILE__, __LINE__, [&] { own.op()(operands); }, parts);
-      for (const float value : own.out().read()) GPU_EXPECT(value != value, "the output was written in spite of the error");
+      expect_error(
+          __FILE__, __LINE__, [&] { own.op()(operands); }, parts);
+      for (const float value : own.out().read())
+        GPU_EXPECT(value != value, "the output was written in spite of the error");
     };
     std::vector<std::uint16_t> host(64 * 64);
     try_with([](Operands& o) { o.a = nullptr; }, {"a is null", "64 x 32"});
@@ -264,7 +284,8 @@ GPU_TEST(bad_options_are_refused) {
   GPU_EXPECT_ERROR((void)make_cuda_executor(nullptr, {}), "communicator is null");
   GPU_EXPECT_ERROR((void)make_local_gpu_communicators({99}), "device 99");
   GPU_EXPECT_ERROR((void)make_local_gpu_communicators({}), "0 ranks");
-  GPU_EXPECT_ERROR((void)make_local_gpu_communicators({0}, {.link = {.bandwidth_gbps = -1, .latency_us = 0}}), "-1 GB/s");
+  GPU_EXPECT_ERROR((void)make_local_gpu_communicators({0}, {.link = {.bandwidth_gbps = -1, .latency_us = 0}}),
+                   "-1 GB/s");
   CudaOptions options;
   options.device = 77;
   GPU_EXPECT_ERROR((void)make_cuda_executor(communicator, options), "device 77");
@@ -281,7 +302,8 @@ GPU_TEST(bad_options_are_refused) {
   GPU_EXPECT_ERROR((void)executor->prepare(plan_all_reduce(shape)), "24x128", "there are");
   shape.world_size = 2;
   GPU_EXPECT_ERROR((void)executor->prepare(plan_all_reduce(shape)), "rank 0 of 2", "rank 0 of 1");
-  OverlapPlan broken = plan_all_reduce({.dtype = DType::kBFloat16, .m = 256, .n = 256, .k = 256, .resources = {}, .partition = {}});
+  OverlapPlan broken = plan_all_reduce(
+      {.dtype = DType::kBFloat16, .m = 256, .n = 256, .k = 256, .resources = {}, .partition = {}});
   broken.schedule[0] = 99;
   GPU_EXPECT_ERROR((void)executor->prepare(std::move(broken)), "does not hold", "99");
 
@@ -289,7 +311,13 @@ GPU_TEST(bad_options_are_refused) {
   tight.workspace_limit_bytes = 1000;
   const auto pair = make_local_gpu_communicators({0, 0});
   const auto small = make_cuda_executor(pair.front(), tight);
-  PlanOptions large{.world_size = 2, .dtype = DType::kFloat16, .m = 4096, .n = 4096, .k = 64, .resources = {}, .partition = {}};
+  PlanOptions large{.world_size = 2,
+                    .dtype = DType::kFloat16,
+                    .m = 4096,
+                    .n = 4096,
+                    .k = 64,
+                    .resources = {},
+                    .partition = {}};
   const auto tile = small->suggest(large.m, large.n, large.k, large.dtype);
   large.tile_m = tile->tile_m;
   large.tile_n = tile->tile_n;
