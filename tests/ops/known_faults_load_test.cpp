@@ -19,10 +19,13 @@ namespace {
 // ThreadSanitizer watches every access of every call, so fewer calls show as much.
 #if defined(__SANITIZE_THREAD__)
 constexpr int kManyCalls = 200;
+constexpr std::size_t kShapeCalls = 12;
 #elif defined(__SANITIZE_ADDRESS__)
 constexpr int kManyCalls = 2000;
+constexpr std::size_t kShapeCalls = 60;
 #else
 constexpr int kManyCalls = 10'000;  // for 2 ranks and for 4
+constexpr std::size_t kShapeCalls = 200;
 #endif
 
 class KnownFaultsUnderLoad : public SeededTest {};
@@ -56,7 +59,7 @@ TEST_F(KnownFaultsUnderLoad, B09ShapesChangeInOneContext) {
     std::vector<std::unique_ptr<GemmAllReduce>> ops;
     for (const Call& call : shapes)
       ops.push_back(std::make_unique<GemmAllReduce>(context, options_of(call.m, call.n, kDepth)));
-    for (std::size_t i = 0; i < 200; ++i) {
+    for (std::size_t i = 0; i < kShapeCalls; ++i) {
       const std::size_t index = order[i % order.size()];
       const Call& call = shapes[index];
       const Matrix a = known_matrix_a(rank, call.m, kDepth);
