@@ -62,6 +62,14 @@ void Run::synchronize_streams() {
     try {
       stream->synchronize();
     } catch (const RunStopped&) {  // unwound: the cause is elsewhere
+    } catch (const Error& error) {
+      // A rank that failed on its own does not know what this one was doing.
+      const std::string& label = parts_.prepared.label();
+      const bool says_where = std::string_view(error.what()).find(label) != std::string_view::npos;
+      progress_->fail(says_where
+                          ? std::current_exception()
+                          : std::make_exception_ptr(with_place(
+                                std::current_exception(), fmt::format("rank {}, {}", plan_.rank, label))));
     } catch (...) {
       progress_->fail(std::current_exception());
     }

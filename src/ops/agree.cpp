@@ -73,8 +73,10 @@ std::vector<std::string> agree(Communicator& communicator, const std::string& op
   }
   for (std::size_t rank = 0; rank < messages.size(); ++rank) {
     if (messages[rank].ok) continue;
-    throw Error(static_cast<ErrorKind>(messages[rank].number),
-                fmt::format("rank {}: {}", rank, messages[rank].text));
+    std::string text = fmt::format("rank {}: {}", rank, messages[rank].text);
+    // What the plan builders say does not know whom they build for.
+    if (text.find(operation) == std::string::npos) text += fmt::format(" ({})", operation);
+    throw Error(static_cast<ErrorKind>(messages[rank].number), text);
   }
   std::vector<std::string> payloads;
   for (std::size_t rank = 0; rank < messages.size(); ++rank) {

@@ -58,7 +58,8 @@ PlanOptions plan_options(const Context& context, const GemmOptions& options) {
 
 PreparedPlans prepare_plans(Context& context, PlanOptions options, const PlanRecipe& recipe) {
   PreparedPlans plans{.executor = &context.executor(), .overlap = nullptr, .serial = nullptr};
-  const std::string operation(recipe.operation);
+  const std::string operation =
+      fmt::format("{} m={} n={} k={}", recipe.operation, options.m, options.n, options.k);
   take_tuned(context.communicator(), context.tuner(), options, recipe);
   agree(context.communicator(), operation, [&]() -> Ticket {
     take_suggestion(context.executor(), options);

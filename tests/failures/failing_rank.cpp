@@ -196,7 +196,12 @@ bool report(const std::shared_ptr<Communicator>& communicator, const Options& op
 }
 
 int run(const Options& options) {
-  if (options.ranks == 0) return report(make_mpi_communicator({.timeout = options.timeout}), options) ? 0 : 1;
+  if (options.ranks == 0) {
+    // Starting four jobs at a time on few cores may take longer than the faults' time-out.
+    const auto communicator = make_mpi_communicator({.timeout = 30s});
+    communicator->set_timeout(options.timeout);
+    return report(communicator, options) ? 0 : 1;
+  }
   InProcessOptions in_process;
   in_process.timeout = options.timeout;
   std::atomic<bool> all_right{true};

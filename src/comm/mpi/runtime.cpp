@@ -1,6 +1,6 @@
 #include "comm/mpi/runtime.h"
 
-#include <unistd.h>
+#include <signal.h>
 
 #include <condition_variable>
 #include <cstdio>
@@ -33,6 +33,15 @@ int before_finalize(MPI_Comm /*self*/, int /*keyval*/, void* /*value*/, void* /*
 void finalize_at_exit() {
   int is_finalized = 0;
   if (MPI_Finalized(&is_finalized) == MPI_SUCCESS && is_finalized == 0) MPI_Finalize();
+}
+
+// OpenMPI 4.1 writes to the socket of a dead rank without MSG_NOSIGNAL (seen with its TCP transport): the
+// signal would end this process before it can say what happened.
+void ignore_broken_pipes() {
+  struct sigaction action {};
+  if (sigaction(SIGPIPE, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
+  action.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &action, nullptr);
 }
 
 std::string name_of_level(int level) {
@@ -82,6 +91,7 @@ void require_mpi(std::chrono::milliseconds patience) {
                "MPI_THREAD_MULTIPLE, …), or leave the initialisation to this library",
                name_of_level(level));
   }
+  ignore_broken_pipes();
   g_patience = patience;
   if (std::exchange(g_is_prepared, true)) return;
   int keyval = MPI_KEYVAL_INVALID;
