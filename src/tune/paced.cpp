@@ -12,14 +12,16 @@ constexpr double kSmallest = 1024;
 constexpr double kLargest = 4096.0 * 1024 * 1024;
 constexpr double kStep = 1.25;
 
+/// What a measured transfer of next to nothing takes is the software's part, and a paced transfer has it too.
 BandwidthCurve pace(const BandwidthCurve& curve, double latency_us, double us_per_byte) {
+  const double software_us = curve.points().front().time_us;
   std::vector<double> sizes;
   for (const CurvePoint& point : curve.points()) sizes.push_back(point.bytes);
   for (double size = kSmallest; size <= kLargest; size *= kStep) sizes.push_back(std::floor(size));
   std::vector<CurvePoint> points;
   for (const double size : sizes) {
     const double copied_us = curve.time_us(static_cast<std::int64_t>(size));
-    points.push_back({size, std::max(copied_us, latency_us + size * us_per_byte), 0});
+    points.push_back({size, std::max(copied_us, software_us + latency_us + size * us_per_byte), 0});
   }
   return {std::move(points), curve.name() + ", paced"};
 }

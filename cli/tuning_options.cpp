@@ -1,0 +1,97 @@
+#include "tuning_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <thread>
+#include <thread>
+
+#include "flashoverlap/cpu_executor.h"
+#include "machine_probe.h"
+
+namespace flashoverlap::cli {
+
+void add_machine_option(CLI::App& app, TuningOptions& options, const std::string& otherwise) {
+  std::string names;
+  for (const std::string& name : shipped_machine_profiles()) names += (names.empty() ? "" : ", ") + name;
+  app.add_option("--machine", options.machine,
+                 fmt::format("Machine profile: a file, or one of {}.\nDefault: {}", names, otherwise))
+      ->type_name("NAME|FILE");
+}
+
+void add_cache_options(CLI::App& app, TuningOptions& options) {
+  CLI::Option* cache = app.add_option("--cache", options.cache,
+                                      "Tuning cache; default: $FLASHOVERLAP_CACHE, or tuning.json in\n"
+                                      "$XDG_CACHE_HOME/flashoverlap or ~/.cache/flashoverlap");
+  cache->type_name("FILE");
+  app.add_flag("--no-cache", options.no_cache, "Neither read nor write the tuning cache")->excludes(cache);
+}
+
+std::int64_t threads_per_rank(const ProblemOptions& options) {
+  if (options.threads > 0) return options.threads;
+  const auto cores = static_cast<std::int64_t>(std::thread::hardware_concurrency());  // as Context does
+  return std::max<std::int64_t>(1, cores / options.ranks);
+}
+
+std::string default_profile_path(std::int64_t ranks, std::int64_t threads) {
+  const std::string cache = TuningCache::default_path();
+  if (cache.empty()) return {};
+  const std::filesystem::path folder = std::filesystem::path(cache).parent_path();
+  return (folder / fmt::format("machine-{}x{}.json", ranks, threads)).string();
+}
+
+MachineIdentity this_machine() {
+  const Machine machine = probe_machine();
+  return {.device = fmt::format("{}, {} cores", machine.processor, machine.cores),
+          .driver = "",
+          .libraries = {{"blas", cpu_blas_name()}}};
+}
+
+std::string communicator_name(const LinkModel& link) {
+  if (link.bandwidth_gbps == 0 && link.latency_us == 0) return "in-process";
+  return fmt::format("in-process {:.3g} GB/s {:.3g} us", link.bandwidth_gbps, link.latency_us);
+}
+
+std::string cache_path(const TuningOptions& options) {
+  if (options.no_cache) return {};
+  return options.cache.empty() ? TuningCache::default_path() : options.cache;
+}
+
+void warn(const std::string& text) {
+  fmt::print(stderr, "flashoverlap: warning: {}\n", text);
+}
+
+std::optional<MachineProfile> find_machine(const TuningOptions& options, const ProblemOptions& problem) {
+  if (!options.machine.empty()) return load_machine_profile(options.machine);
+  const std::string path = default_profile_path(problem.ranks, threads_per_rank(problem));
+  if (path.empty() || !std::filesystem::exists(path)) return std::nullopt;
+  try {
+    MachineProfile machine = load_machine_profile(path);
+    const MachineIdentity here = this_machine();
+    if (machine.provenance.device == here.device && machine.provenance.libraries == here.libraries)
+      return machine;
+    warn(fmt::format("{} is of '{}', this is '{}': not used; run flashoverlap profile again", path,
+                     machine.provenance.device, here.device));
+  } catch (const Error& error) {
+    warn(fmt::format("{}; not used, run flashoverlap profile again", error.what()));
+  }
+  return std::nullopt;
+}
+
+std::shared_ptr<const CallTuner> make_tuner(const TuningOptions& options, const ProblemOptions& problem,
+                                            const LinkModel& link,
+                                            std::function<void(const TunedCall&)> on_choice) {
+  CallTuner::Options tuner;
+  if (std::optional<MachineProfile> machine = find_machine(options, problem))
+    tuner.machine = paced(*machine, link);
+  tuner.cache_path = cache_path(options);
+  tuner.identity = this_machine();
+  tuner.communicator = communicator_name(link);
+  tuner.warn = warn;
+  tuner.on_choice = std::move(on_choice);
+  return std::make_shared<const CallTuner>(std::move(tuner));
+}
+
+}  // namespace flashoverlap::cli

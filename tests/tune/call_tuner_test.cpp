@@ -1,0 +1,155 @@
+#include "flashoverlap/call_tuner.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <numeric>
+
+#include "flashoverlap/plan_builders.h"
+
+namespace flashoverlap {
+namespace {
+
+MachineProfile machine() {
+  MachineProfile profile;
+  profile.name = "test";
+  profile.units = 2;
+  profile.gemm.kernels = {{DType::kFloat32, 32, 64, 100, 10, RaggedTiles::kPadded, "test"},
+                          {DType::kFloat32, 64, 64, 200, 10, RaggedTiles::kPadded, "test"}};
+  profile.curves.push_back({.collective = TransferKind::kAllReduce,
+                            .world_size = 2,
+                            .units = 0,
+                            .dtype = {},
+                            .curve = BandwidthCurve({{1000, 20, 0}, {1000000, 220, 0}}, "all-reduce"),
+                            .source = "test"});
+  return profile;
+}
+
+OpenCall call(std::int64_t m) {
+  OpenCall open;
+  open.operation = "gemm-all-reduce";
+  open.options.world_size = 2;
+  open.options.m = m;
+  open.options.n = 256;
+  open.options.k = 64;
+  open.options.tile_m = open.options.tile_n = open.options.swizzle = 0;
+  open.options.resources = {2, 0};
+  open.default_tile = {128, 128, 1};
+  open.waves = num_waves;
+  open.build = plan_all_reduce;
+  return open;
+}
+
+class CallTunerTest : public ::testing::Test {
+ protected:
+  CallTunerTest()
+      : path_((std::filesystem::temp_directory_path() /
+               ("flashoverlap_call_tuner_" + std::to_string(::getpid())))
+                  .string()) {}
+  ~CallTunerTest() override {
+    for (const char* end : {"", ".lock", ".refused"}) std::filesystem::remove(path_ + end);
+  }
+
+  CallTuner tuner(bool with_machine, bool with_cache) {
+    CallTuner::Options options;
+    if (with_machine) options.machine = machine();
+    if (with_cache) options.cache_path = path_;
+    options.communicator = "test";
+    options.warn = [this](const std::string& text) { warnings_.push_back(text); };
+    return CallTuner(std::move(options));
+  }
+
+  void store(const OpenCall& open, std::vector<std::int64_t> partition, std::int64_t tile = 64) {
+    TuningCache cache(path_, {}, nullptr);
+    TuningEntry entry;
+    entry.key = tuner(false, false).key_of(open);
+    entry.tile_m = entry.tile_n = tile;
+    entry.resources = {2, 0};
+    entry.partition = std::move(partition);
+    entry.how = "predicted";
+    entry.date = "2026-11-29";
+    cache.store(entry);
+  }
+
+  static std::int64_t sum(const std::vector<std::int64_t>& partition) {
+    return std::accumulate(partition.begin(), partition.end(), std::int64_t{0});
+  }
+
+  std::string path_;
+  std::vector<std::string> warnings_;
+};
+
+TEST_F(CallTunerTest, TheCacheComesFirst) {
+  store(call(512), {1, 2, 5, 8});
+  const TunedCall tuned = tuner(true, true).choose(call(512));
+  EXPECT_EQ(tuned.origin, ChoiceOrigin::kCache);
+  EXPECT_EQ(tuned.partition, (std::vector<std::int64_t>{1, 2, 5, 8}));
+  EXPECT_EQ(tuned.tile, (TileShape{64, 64, 1}));
+}
+
+TEST_F(CallTunerTest, ThenThePrediction) {
+  const TunedCall tuned = tuner(true, true).choose(call(512));
+  EXPECT_EQ(tuned.origin, ChoiceOrigin::kPredicted);
+  EXPECT_NE(tuned.explanation.find("Chosen: "), std::string::npos);
+  PlanOptions options = call(512).options;
+  options.tile_m = tuned.tile.tile_m;
+  options.tile_n = tuned.tile.tile_n;
+  options.swizzle = 1;
+  EXPECT_EQ(sum(tuned.partition), num_waves(options));
+}
+
+TEST_F(CallTunerTest, ThenTheNearestShape) {
+  store(call(512), {1, 2, 5, 8});
+  const TunedCall tuned = tuner(false, true).choose(call(1000));
+  EXPECT_EQ(tuned.origin, ChoiceOrigin::kNearest);
+  EXPECT_EQ(tuned.partition, (std::vector<std::int64_t>{2, 4, 10, 16}));
+  EXPECT_NE(tuned.explanation.find("nearest tuned shape, gemm-all-reduce m=512"), std::string::npos)
+      << tuned.explanation;
+}
+
+TEST_F(CallTunerTest, ThenTheDefault) {
+  const TunedCall tuned = tuner(false, true).choose(call(512));
+  EXPECT_EQ(tuned.origin, ChoiceOrigin::kDefault);
+  EXPECT_EQ(tuned.tile, (TileShape{128, 128, 1}));
+  EXPECT_EQ(tuned.partition, default_partition(4));
+  EXPECT_NE(tuned.explanation.find("nothing is known of this machine"), std::string::npos);
+}
+
+TEST_F(CallTunerTest, EntriesThatDoNotFitTheCallAreNotUsed) {
+  store(call(512), {1, 2, 5, 7});  // one wave too few
+  EXPECT_EQ(tuner(true, true).choose(call(512)).origin, ChoiceOrigin::kPredicted);
+  ASSERT_EQ(warnings_.size(), 1U);
+  EXPECT_NE(warnings_[0].find("its partition sums to 15 waves, the call has 16"), std::string::npos)
+      << warnings_[0];
+  store(call(512), {1, 2, 5, 8});
+  OpenCall given = call(512);
+  given.options.tile_m = given.options.tile_n = 32;
+  const TunedCall tuned = tuner(true, true).choose(given);  // tuned for another tile than the caller wants
+  EXPECT_EQ(tuned.origin, ChoiceOrigin::kPredicted);
+  EXPECT_EQ(tuned.tile.tile_m, 32);
+}
+
+TEST_F(CallTunerTest, AMachineThatLacksTheTypeIsNoError) {
+  OpenCall open = call(512);
+  open.options.dtype = DType::kFloat16;
+  open.options.tile_m = open.options.tile_n = 64;
+  EXPECT_EQ(tuner(true, false).choose(open).origin, ChoiceOrigin::kDefault);
+  ASSERT_EQ(warnings_.size(), 1U);
+  EXPECT_NE(warnings_[0].find("no f16 GEMM kernel"), std::string::npos) << warnings_[0];
+}
+
+TEST(Paced, IsTheSlowerOfCopyAndLink) {
+  const MachineProfile slow = paced(machine(), {.bandwidth_gbps = 0.5, .latency_us = 30});
+  const BandwidthCurve curve = slow.curve(TransferKind::kAllReduce, 2, 0, DType::kFloat32);
+  EXPECT_NEAR(curve.time_us(1000000), 20 + 30 + 1000000 / 500.0, 1e-6);
+  const MachineProfile fast = paced(machine(), {.bandwidth_gbps = 1000, .latency_us = 0});
+  EXPECT_NEAR(fast.curve(TransferKind::kAllReduce, 2, 0, DType::kFloat32).time_us(1000000), 220, 1e-9);
+  EXPECT_EQ(paced(machine(), {}), machine());
+  // Other world sizes have no measured curve: the link's own formula.
+  EXPECT_NEAR(slow.curve(TransferKind::kReduceScatter, 4, 0, DType::kFloat32).time_us(1000000),
+              30 + 750000 / 500.0, 1e-6);
+}
+
+}  // namespace
+}  // namespace flashoverlap
