@@ -19,10 +19,11 @@ struct MpiOptions {
 /// A communicator between the processes of an MPI job. Collective over the MPI communicator's ranks.
 ///
 /// MPI is initialised when nobody has done it yet, with MPI_THREAD_MULTIPLE, and then finalised at the end of
-/// the process. Streams are HostStreams; their threads poll with growing sleeps, so that waiting costs little
-/// processor time. Results are bitwise repeatable, independent of how data is cut into calls, and equal to
-/// the in-process communicator's: sums in rank order in float32. Several streams may be used at the same
-/// time.
+/// the process. SIGPIPE is ignored from then on where the program has set nothing else, because MPI would let
+/// a dead rank end others with it. Streams are HostStreams; their threads poll with growing sleeps, so that
+/// waiting costs little processor time. Results are bitwise repeatable, independent of how data is cut into
+/// calls, and equal to the in-process communicator's: sums in rank order in float32. Several streams may be
+/// used at the same time.
 ///
 /// After an error of kind kCommunication or kTimeout the process should end: communicators that are made
 /// later work only where all ranks still live, and MPI_Finalize is replaced by MPI_Abort(MPI_COMM_WORLD, 1)
