@@ -15,5 +15,8 @@ using Action = std::function<int()>;
 void add_run_command(CLI::App& app, Action& action);
 void add_plan_command(CLI::App& app, Action& action);
 void add_doctor_command(CLI::App& app, Action& action);
+void add_profile_command(CLI::App& app, Action& action);
+void add_tune_command(CLI::App& app, Action& action);
+void add_simulate_command(CLI::App& app, Action& action);
 
 }  // namespace flashoverlap::cli

@@ -2,12 +2,11 @@
 
 #include <cstdio>
 #include <memory>
-#include <numeric>
+#include <vector>
 
 #include "commands.h"
 #include "core/fail.h"
 #include "files.h"
-#include "flashoverlap/in_process.h"
 #include "flashoverlap/plan.h"
 #include "format.h"
 #include "option_values.h"
@@ -28,11 +27,20 @@ std::vector<OverlapPlan> make_plans(const ProblemOptions& problem) {
   require_memory(memory_estimate(problem));
   const Routing routing = make_routing(problem);
   std::vector<OverlapPlan> plans(static_cast<std::size_t>(problem.ranks));
-  run_ranks(static_cast<int>(problem.ranks), {}, [&](std::shared_ptr<Communicator> communicator) {
+  run_problem(problem, {}, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context(communicator, context_options(problem));
     plans[static_cast<std::size_t>(communicator->rank())] = make_operator(context, problem, routing)->plan();
   });
   return plans;
+}
+
+OverlapPlan load_plan(const std::string& path) {
+  const std::string text = read_file("--load", path);
+  try {
+    return plan_from_json(text);
+  } catch (const Error& error) {
+    core::fail(error.kind(), "--load: '{}': {}", path, error.what());
+  }
 }
 
 void print_plan(const OverlapPlan& plan, const std::string& verified, bool json) {
@@ -45,8 +53,7 @@ void print_plan(const OverlapPlan& plan, const std::string& verified, bool json)
 
 int plan(const PlanCommand& command) {
   if (!command.load_path.empty()) {
-    print_plan(plan_from_json(read_file("--load", command.load_path)), "verified: this rank's plan",
-               command.json);
+    print_plan(load_plan(command.load_path), "verified: this rank's plan", command.json);
     return kExitSuccess;
   }
   if (command.rank >= command.problem.ranks) {

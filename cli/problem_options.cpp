@@ -11,6 +11,7 @@
 
 #include "core/fail.h"
 #include "option_values.h"
+#include "process_ranks.h"
 
 namespace flashoverlap::cli {
 namespace {
@@ -94,6 +95,14 @@ void require_op(const CLI::Option* option, Op op, Op accepted) {
                              fmt::format("does not apply to {}; only to {}", name_of(op), name_of(accepted)));
 }
 
+void check_number_of_threads(const ProblemOptions& options) {
+  constexpr std::int64_t kMaxThreads = 4096;
+  if (options.ranks * options.threads <= kMaxThreads) return;
+  throw CLI::ValidationError(
+      "--threads", fmt::format("{} for each of --ranks {} are not accepted; expected at most {} together",
+                               options.threads, options.ranks, kMaxThreads));
+}
+
 void check_rows_to_rank(ProblemOptions& options, bool m_is_given) {
   const std::vector<std::int64_t>& counts = options.rows_to_rank;
   if (counts.empty()) return;
@@ -148,6 +157,7 @@ void add_problem_options(CLI::App& app, const std::shared_ptr<ProblemOptions>& o
   const OperatorOptions added = add_operator_options(app, *options);
   add_seed(app, options->seed)->default_str("1");
   app.parse_complete_callback([&app, options, added] {
+    check_number_of_threads(*options);
     require_op(added.rows, options->op, Op::kGemmReduceScatter);
     require_op(added.skew, options->op, Op::kGemmAllToAll);
     require_op(added.rows_to_rank, options->op, Op::kGemmAllToAll);
@@ -225,8 +235,27 @@ double memory_estimate(const ProblemOptions& options) {
   return ranks * (elements * static_cast<double>(size_of(options.dtype)) + tiles * kBytesPerTile + 8 * m);
 }
 
+void run_problem(const ProblemOptions& options, const LinkModel& link,
+                 const std::function<void(const std::shared_ptr<Communicator>&)>& function) {
+  InProcessOptions in_process;
+  in_process.link = link;
+  try {
+    if (options.is_job) return function(job_communicator(options.ranks));
+    run_ranks(static_cast<int>(options.ranks), in_process, function);
+  } catch (const Error& error) {
+    // The library checks the partition, since only it knows the number of waves. Every rank says the same of
+    // it.
+    const std::string message = error.what();
+    const std::size_t place = message.find("partition");
+    if (options.partition.empty() || error.kind() != ErrorKind::kBadArgument || place == std::string::npos)
+      throw;
+    core::fail(ErrorKind::kBadArgument, "--partition: {}", message.substr(place));
+  }
+}
+
 std::unique_ptr<GemmOperator> make_operator(Context& context, const ProblemOptions& options,
                                             const Routing& routing) {
+  context.set_tuner(options.tuner);
   const GemmOptions gemm = gemm_options(options);
   switch (options.op) {
     case Op::kGemmAllReduce:

@@ -2,11 +2,13 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "flashoverlap/in_process.h"
 #include "flashoverlap/operators.h"
 
 /// What every subcommand that works on an operator asks: which one, its shape, its ranks, and how to cut it.
@@ -33,6 +35,8 @@ struct ProblemOptions {
   std::vector<std::int64_t> rows_to_rank;  ///< Empty: by `skew`.
   std::int64_t threads = 0;                ///< Compute threads of each rank; 0: cores / ranks, at least 1.
   std::uint64_t seed = 1;
+  bool is_job = false;                     ///< Ranks are the processes of an MPI job; see process_ranks.h.
+  std::shared_ptr<const CallTuner> tuner;  ///< Chooses what is left open; null: the operator's defaults.
 };
 
 /// Adds the options to `app`. `options` is filled while parsing and checked as a whole at its end.
@@ -53,6 +57,10 @@ void require_memory(double bytes);
 
 /// Bytes that all ranks' matrices, packed copies and plans take, about.
 double memory_estimate(const ProblemOptions& options);
+
+/// As run_ranks; an error that is about the partition names its option.
+void run_problem(const ProblemOptions& options, const LinkModel& link,
+                 const std::function<void(const std::shared_ptr<Communicator>&)>& function);
 
 /// Makes the operator of one rank.
 std::unique_ptr<GemmOperator> make_operator(Context& context, const ProblemOptions& options,

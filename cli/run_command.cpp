@@ -5,9 +5,13 @@
 
 #include "commands.h"
 #include "files.h"
+#include "flashoverlap/watchdog.h"
+#include "gpu_run.h"
 #include "option_values.h"
+#include "process_ranks.h"
 #include "run_measure.h"
 #include "run_report.h"
+#include "tuning_options.h"
 
 namespace flashoverlap::cli {
 namespace {
@@ -17,20 +21,33 @@ constexpr double kDefaultLatencyUs = 10;
 
 struct RunCommand {
   RunOptions run;
+  TuningOptions tuning;
+  std::string backend = "cpu";
+  GpuOptions gpu;
   std::optional<double> latency_us;
   bool json = false;
+  std::int64_t processes = 0;  ///< To start; 0: ranks are threads, or the processes that a launcher started.
   std::string trace_path;
 };
+
+double parse_bandwidth(const std::string& text) {
+  constexpr double kMin = 0.001;
+  constexpr double kMax = 1e6;
+  try {
+    return parse_number("--link-gbps", text, kMin, kMax);
+  } catch (const CLI::ValidationError&) {
+    throw CLI::ValidationError(
+        "--link-gbps",
+        fmt::format("'{}' is not accepted; expected auto, 0 or a number from {} to {}", text, kMin, kMax));
+  }
+}
 
 void add_link_options(CLI::App& app, const std::shared_ptr<RunCommand>& command) {
   app.add_option_function<std::string>(
          "--link-gbps",
          [command](const std::string& text) {
-           constexpr double kMin = 0.001;
-           constexpr double kMax = 1e6;
            command->run.link_is_auto = text == "auto";
-           if (text == "auto") return;
-           command->run.link.bandwidth_gbps = text == "0" ? 0 : parse_number("--link-gbps", text, kMin, kMax);
+           command->run.link.bandwidth_gbps = text == "auto" || text == "0" ? 0 : parse_bandwidth(text);
          },
          "Pace each rank's link to so many 1e9 bytes a second; 0: as fast as memory is;\n"
          "auto: such that communication takes about as long as the GEMM")
@@ -46,12 +63,63 @@ void add_link_options(CLI::App& app, const std::shared_ptr<RunCommand>& command)
       ->type_name("NUMBER");
 }
 
+void add_gpu_options(CLI::App& app, const std::shared_ptr<RunCommand>& command) {
+  add_choice(app, "--backend", command->backend, {"cpu", "cuda"}, "What computes")->default_str("cpu");
+  add_choice(app, "--comm", command->gpu.communicator, {"nccl", "local"},
+             "With --backend cuda: NCCL, or kernels that read the other ranks' memory")
+      ->default_str("nccl");
+  app.add_option_function<std::string>(
+         "--devices",
+         [command](const std::string& text) {
+           constexpr IntegerRange kDevices{0, 1023};
+           command->gpu.devices = parse_integer_list("--devices", text, kDevices);
+         },
+         "With --backend cuda: the device of each rank; ranks on one device share its SMs.\n"
+         "When not given: one device a rank, or device 0 for all where there are fewer")
+      ->type_name("LIST");
+  constexpr IntegerRange kSms{0, 1024};
+  add_integer(app, "--sms-communication", command->gpu.communication_sms, kSms,
+              "With --backend cuda: SMs of each device that the GEMM leaves to communication")
+      ->default_str(std::to_string(command->gpu.communication_sms));
+}
+
+void check_job(const RunCommand& command) {
+  if (command.backend != "cpu") {
+    throw CLI::ValidationError("--backend",
+                               "cuda is for ranks in one process; leave mpirun or --processes out");
+  }
+  if (!command.run.link_is_auto || command.latency_us) {
+    throw CLI::ValidationError("--link-gbps, --link-latency-us",
+                               "only ranks in one process can be paced; a job has the network that it has");
+  }
+}
+
 int run(RunCommand& command) {
+  const bool is_job = command.run.problem.is_job;
+  if (command.processes > 0) {
+    if (is_job)
+      throw CLI::ValidationError("--processes",
+                                 "a launcher has started this process as one of several already");
+    start_processes(command.processes);
+  }
+  if (is_job) check_job(command);
   const bool is_paced = command.run.link_is_auto || command.run.link.bandwidth_gbps > 0;
-  command.run.link.latency_us = command.latency_us.value_or(is_paced ? kDefaultLatencyUs : 0);
+  command.run.link.latency_us = command.latency_us.value_or(is_paced && !is_job ? kDefaultLatencyUs : 0);
   if (!command.trace_path.empty()) require_writable("--trace", command.trace_path);
 
-  const RunResult result = measure(command.run);
+  TunedCall choice{.tile = {}, .partition = {}, .origin = ChoiceOrigin::kDefault, .explanation = "given"};
+  const bool on_gpus = command.backend == "cuda";
+  if (command.run.problem.partition.empty() && !on_gpus) {
+    command.run.tuner_for = [&](const LinkModel& link) {
+      return make_tuner(command.tuning, command.run.problem, link,
+                        [&](const TunedCall& tuned) { choice = tuned; });
+    };
+  }
+  // The shipped machine profiles are of CPUs; on GPUs the executor's own suggestion stands.
+  if (command.run.problem.partition.empty() && on_gpus) choice.explanation = "the GPU executor's suggestion";
+  RunResult result = on_gpus ? measure_on_gpus(command.run, command.gpu) : measure(command.run);
+  result.choice = choice;
+  if (!is_first_rank()) return result.check.correct() && result.equals_serial ? kExitSuccess : kExitFailure;
   if (!command.trace_path.empty()) {
     write_file("--trace", command.trace_path,
                [&](std::ostream& out) { write_chrome_trace(result.overlap, out); });
@@ -66,7 +134,24 @@ void add_run_command(CLI::App& app, Action& action) {
       app.add_subcommand("run", "Run an operator serially and overlapped, check it, and compare the times");
   const auto command = std::make_shared<RunCommand>();
   add_problem_options(*sub, std::shared_ptr<ProblemOptions>(command, &command->run.problem));
+  sub->preparse_callback([command](std::size_t) {
+    ProblemOptions& problem = command->run.problem;
+    problem.is_job = is_job();
+    if (problem.is_job) problem.ranks = job_size();
+  });
+  constexpr IntegerRange kProcesses{1, 4096};
+  add_integer(*sub, "--processes", command->processes, kProcesses,
+              "Start so many processes of this command under mpirun, one rank each;\n"
+              "the same as mpirun -n NUMBER flashoverlap run …")
+      ->excludes("--ranks");
+  sub->add_option_function<std::string>(
+         "--watchdog", [](const std::string& path) { set_watchdog_file(path); },
+         "When a rank fails, write what each rank was doing (docs/operations.md)")
+      ->type_name("FILE");
   add_link_options(*sub, command);
+  add_gpu_options(*sub, command);
+  add_machine_option(*sub, command->tuning, "of this machine, where flashoverlap profile made one");
+  add_cache_options(*sub, command->tuning);
   constexpr IntegerRange kIterations{1, 1'000'000};
   add_integer(*sub, "--iterations", command->run.iterations, kIterations,
               "Measured calls of each kind; medians are shown")

@@ -5,6 +5,8 @@
 #include <functional>
 #include <mutex>
 
+#include "process_ranks.h"
+
 namespace flashoverlap::cli {
 namespace {
 
@@ -34,6 +36,17 @@ class Stopwatch {
     span.begin_us = now_us();
     call();
     span.end_us = now_us();
+  }
+
+  /// Where ranks are processes, each knows its own times only. Clocks of several hosts differ, so only
+  /// durations are shared: as if all had begun at the same moment.
+  void gather_from(Communicator& communicator) {
+    const auto own = static_cast<std::size_t>(communicator.rank());
+    std::vector<double> durations;
+    for (std::size_t i = own; i < spans_.size(); i += ranks_)
+      durations.push_back(spans_[i].end_us - spans_[i].begin_us);
+    const std::vector<std::vector<double>> all = gather(communicator, durations);
+    for (std::size_t i = 0; i < spans_.size(); ++i) spans_[i] = {0, all[i % ranks_][i / ranks_]};
   }
 
   /// From the first rank's begin to the last rank's end, median over calls.
@@ -155,7 +168,7 @@ LinkModel matching_link(const ProblemOptions& options, const Shared& shared, dou
   if (bytes == 0) return {};
   constexpr std::int64_t kCalls = 3;
   Stopwatch gemm(options.ranks, kCalls);
-  run_ranks(static_cast<int>(options.ranks), {}, [&](const std::shared_ptr<Communicator>& communicator) {
+  run_problem(options, {}, [&](const std::shared_ptr<Communicator>& communicator) {
     const auto rank = static_cast<std::size_t>(communicator->rank());
     RankRun run(communicator, options, shared.routing, shared.inputs[rank]);
     run.run(Method::kSerial, Mode::kPlainGemm);  // Warm-up.
@@ -180,7 +193,8 @@ void measure_rank(const std::shared_ptr<Communicator>& communicator, const RunOp
   const auto index = static_cast<std::size_t>(rank);
   RankRun run(communicator, options.problem, shared.routing, shared.inputs[index]);
   shared.result.plans[index] = run.plan();
-  if (rank == 0) {
+  const bool is_alone = options.problem.is_job;
+  if (rank == 0 || is_alone) {
     shared.result.threads = run.context().num_threads();
     const std::int64_t tile_m = run.plan().grid.tile_m();
     shared.check = std::make_unique<ResultCheck>(options.problem, shared.routing, shared.inputs, tile_m);
@@ -199,6 +213,30 @@ void measure_rank(const std::shared_ptr<Communicator>& communicator, const RunOp
   run_checked(run, shared, true);
 }
 
+/// Every process then has the whole result, so that all end with the same exit code.
+void gather_results(Shared& shared, Stopwatches& watches, Communicator& communicator) {
+  for (Stopwatch* watch : {&watches.gemm, &watches.communication, &watches.serial, &watches.overlap}) {
+    watch->gather_from(communicator);
+  }
+  RunResult& result = shared.result;
+  const std::string wrong = result.check.wrong;
+  const auto texts = communicator.exchange(wrong, {.operation = "gathering the results"});
+  const std::vector<double> own = {result.check.max_error, result.check.tolerance,
+                                   static_cast<double>(result.check.elements),
+                                   result.equals_serial ? 1.0 : 0.0};
+  const std::vector<std::vector<double>> all = gather(communicator, own);
+  result.check = {};
+  result.equals_serial = true;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const std::vector<double>& values = all[rank];
+    result.check.merge({.max_error = values[0],
+                        .tolerance = values[1],
+                        .elements = static_cast<std::int64_t>(values[2]),
+                        .wrong = texts[rank]});
+    result.equals_serial = result.equals_serial && values[3] > 0;
+  }
+}
+
 }  // namespace
 
 RunResult measure(const RunOptions& options) {
@@ -208,14 +246,18 @@ RunResult measure(const RunOptions& options) {
   shared.routing = problem.op == Op::kGemmAllToAll ? make_routing(problem) : Routing{};
   for (int rank = 0; rank < problem.ranks; ++rank) shared.inputs.push_back(make_inputs(problem, rank));
   shared.result.plans.resize(static_cast<std::size_t>(problem.ranks));
-  shared.result.link =
-      options.link_is_auto ? matching_link(problem, shared, options.link.latency_us) : options.link;
+  shared.result.link = options.link_is_auto && !problem.is_job
+                           ? matching_link(problem, shared, options.link.latency_us)
+                           : options.link;
 
+  RunOptions tuned = options;
+  if (options.tuner_for) tuned.problem.tuner = options.tuner_for(shared.result.link);
   Stopwatches watches(problem.ranks, options.iterations);
-  run_ranks(static_cast<int>(problem.ranks), {.link = shared.result.link},
-            [&](const std::shared_ptr<Communicator>& communicator) {
-              measure_rank(communicator, options, shared, watches);
-            });
+  run_problem(tuned.problem, shared.result.link, [&](const std::shared_ptr<Communicator>& communicator) {
+    measure_rank(communicator, tuned, shared, watches);
+    shared.result.communicator = communicator->name();
+    if (problem.is_job) gather_results(shared, watches, *communicator);
+  });
   shared.result.times = {.gemm_us = watches.gemm.median_us(),
                          .communication_us = watches.communication.median_us(),
                          .serial_us = watches.serial.median_us(),

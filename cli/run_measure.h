@@ -1,8 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "flashoverlap/call_tuner.h"
 #include "flashoverlap/in_process.h"
 #include "problem_options.h"
 #include "result_check.h"
@@ -15,6 +19,9 @@ struct RunOptions {
   bool link_is_auto = true;  ///< Paced such that the whole communication takes as long as the GEMM alone.
   LinkModel link;  ///< When not auto. Bandwidth 0: not paced, transfers take what copying memory takes.
   std::int64_t iterations = 5;
+  /// Makes what chooses tile and partition where the problem leaves them open, once the link is known; may be
+  /// null.
+  std::function<std::shared_ptr<const CallTuner>(const LinkModel&)> tuner_for;
 };
 
 /// Medians over the iterations, each of the time from the first rank's start to the last rank's end.
@@ -31,7 +38,10 @@ struct RunResult {
   Times times;
   CheckResult check;
   bool equals_serial = true;  ///< Overlapped and serial results have the same bits on every rank.
-  int threads = 0;            ///< Compute threads of each rank.
+  int threads = 0;            ///< Compute threads of each rank; on GPUs 0.
+  std::string backend = "cpu";
+  std::string communicator = "in-process";
+  TunedCall choice;           ///< Where tile and partition come from; filled in by the command.
   Timeline overlap;           ///< Of the last iteration, all ranks.
   Timeline serial;
 };

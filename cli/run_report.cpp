@@ -14,9 +14,6 @@
 namespace flashoverlap::cli {
 namespace {
 
-constexpr std::string_view kBackend = "cpu";
-constexpr std::string_view kCommunicator = "in-process";
-
 /// The plan with the most waves; they differ in all-to-all only.
 const OverlapPlan& longest_plan(const RunResult& result) {
   return *std::max_element(
@@ -35,6 +32,7 @@ std::string shape_text(const ProblemOptions& problem) {
 }
 
 std::string link_text(const RunOptions& options, const LinkModel& link) {
+  if (options.problem.is_job) return "between processes: MPI";
   if (link.bandwidth_gbps == 0 && link.latency_us == 0) return "not paced: copies in memory";
   std::string text = "paced to ";
   text += link.bandwidth_gbps == 0 ? "memory speed" : fmt::format("{:.3g} GB/s", link.bandwidth_gbps);
@@ -44,10 +42,18 @@ std::string link_text(const RunOptions& options, const LinkModel& link) {
   return text;
 }
 
+std::string machine_text(const RunResult& result) {
+  if (result.backend != "cpu") {
+    return fmt::format("{} backend, {} communicator", result.backend, result.communicator);
+  }
+  return fmt::format("{} backend, {} compute thread{} per rank, {} ranks", result.backend, result.threads,
+                     result.threads == 1 ? "" : "s", result.communicator);
+}
+
 std::string plan_text(const OverlapPlan& plan) {
   const std::vector<std::int64_t> partition = plan.partition();
-  return fmt::format("{} tiles of {}x{} in {} waves and {} groups: {}", plan.grid.num_tiles(),
-                     plan.grid.tile_m(), plan.grid.tile_n(), plan.num_waves(), partition.size(),
+  return fmt::format("tiles of {}x{}: {}, waves: {}, groups: {}, partition: {}", plan.grid.tile_m(),
+                     plan.grid.tile_n(), plan.grid.num_tiles(), plan.num_waves(), partition.size(),
                      text_of_list(partition));
 }
 
@@ -86,6 +92,13 @@ std::string picture(const RunResult& result, int width) {
   return to_text(both, width);
 }
 
+/// Where tile and partition come from, and the first line of why.
+std::string choice_text(const TunedCall& choice) {
+  if (choice.explanation == "given") return "partition given";
+  const std::string first = choice.explanation.substr(0, choice.explanation.find('\n'));
+  return fmt::format("{}: {}", name_of(choice.origin), first);
+}
+
 std::int64_t num_tiles(const RunResult& result) {
   std::int64_t tiles = 0;
   for (const OverlapPlan& plan : result.plans) tiles = std::max(tiles, plan.grid.num_tiles());
@@ -109,10 +122,10 @@ std::string run_text(const RunOptions& options, const RunResult& result) {
   constexpr int kWidth = 100;
   std::string text = to_table({
       {"operator", shape_text(options.problem)},
-      {"machine", fmt::format("{} backend, {} compute thread{} per rank, {} ranks", kBackend, result.threads,
-                              result.threads == 1 ? "" : "s", kCommunicator)},
+      {"machine", machine_text(result)},
       {"link", link_text(options, result.link)},
       {"plan", plan_text(longest_plan(result))},
+      {"chosen", choice_text(result.choice)},
       {"", ""},
       {"GEMM alone", text_of_us(times.gemm_us)},
       {"communication alone", text_of_us(times.communication_us)},
@@ -132,36 +145,38 @@ nlohmann::ordered_json run_json(const RunOptions& options, const RunResult& resu
   const ProblemOptions& problem = options.problem;
   const OverlapPlan& plan = longest_plan(result);
   const Gain gain = gain_of(result.times);
-  return {{"op", name_of(problem.op)},
-          {"backend", kBackend},
-          {"communicator", kCommunicator},
-          {"ranks", problem.ranks},
-          {"threads", result.threads},
-          {"m", problem.m},
-          {"n", problem.n},
-          {"k", problem.k},
-          {"dtype", name_of(problem.dtype)},
-          {"tile_m", plan.grid.tile_m()},
-          {"tile_n", plan.grid.tile_n()},
-          {"tiles", num_tiles(result)},
-          {"waves", plan.num_waves()},
-          {"partition", plan.partition()},
-          {"link_gbps", result.link.bandwidth_gbps},
-          {"link_latency_us", result.link.latency_us},
-          {"iterations", options.iterations},
-          {"gemm_us", result.times.gemm_us},
-          {"communication_us", result.times.communication_us},
-          {"serial_us", result.times.serial_us},
-          {"overlap_us", result.times.overlap_us},
-          {"bound_us", gain.bound_us},
-          {"speedup", gain.speedup},
-          {"share_of_possible_gain", gain.share},
-          {"max_error", result.check.max_error},
-          {"tolerance", result.check.tolerance},
-          {"correct", result.check.correct()},
-          {"equals_serial", result.equals_serial},
-          {"seed", problem.seed},
-          {"version", kVersion}};
+  return {
+      {"op", name_of(problem.op)},
+      {"backend", result.backend},
+      {"communicator", result.communicator},
+      {"ranks", problem.ranks},
+      {"threads", result.threads},
+      {"m", problem.m},
+      {"n", problem.n},
+      {"k", problem.k},
+      {"dtype", name_of(problem.dtype)},
+      {"tile_m", plan.grid.tile_m()},
+      {"tile_n", plan.grid.tile_n()},
+      {"tiles", num_tiles(result)},
+      {"waves", plan.num_waves()},
+      {"partition", plan.partition()},
+      {"partition_origin", result.choice.explanation == "given" ? "given" : name_of(result.choice.origin)},
+      {"link_gbps", result.link.bandwidth_gbps},
+      {"link_latency_us", result.link.latency_us},
+      {"iterations", options.iterations},
+      {"gemm_us", result.times.gemm_us},
+      {"communication_us", result.times.communication_us},
+      {"serial_us", result.times.serial_us},
+      {"overlap_us", result.times.overlap_us},
+      {"bound_us", gain.bound_us},
+      {"speedup", gain.speedup},
+      {"share_of_possible_gain", gain.share},
+      {"max_error", result.check.max_error},
+      {"tolerance", result.check.tolerance},
+      {"correct", result.check.correct()},
+      {"equals_serial", result.equals_serial},
+      {"seed", problem.seed},
+      {"version", kVersion}};
 }
 
 int print_run(const RunOptions& options, const RunResult& result, bool json) {
