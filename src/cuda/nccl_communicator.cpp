@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <numeric>
@@ -129,6 +130,8 @@ void NcclCommunicator::agree_on_devices() {
   for (std::size_t r = 0; r < all.size(); ++r) {
     const auto twin = std::find(all.begin() + static_cast<std::ptrdiff_t>(r) + 1, all.end(), all[r]);
     if (twin == all.end()) continue;
+    // NVLink multicast has no meaning within one GPU; what the environment says stays.
+    (void)setenv("NCCL_NVLS_ENABLE", "0", 0);
     if (nccl().version < kNcclSharedGpuVersion) {
       core::fail(ErrorKind::kUnsupported,
                  "ranks {} and {} share the GPU {}: that needs NCCL {} or later, this is {} ({})", r,
