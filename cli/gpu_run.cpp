@@ -1,6 +1,7 @@
 #include "gpu_run.h"
 
 #include <cuda_runtime_api.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
@@ -262,6 +263,10 @@ RunResult measure_on_gpus(const RunOptions& options, const GpuOptions& gpu) {
       throw;
     }
   });
+  shared.result.backend = "cuda";
+  shared.result.communicator =
+      fmt::format("{} on device{} {}", gpu.communicator, placement.devices.size() > 1 ? "s" : "",
+                  fmt::join(placement.devices, ","));
   return std::move(shared.result);
 }
 
