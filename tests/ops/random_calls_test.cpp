@@ -14,10 +14,19 @@
 namespace flashoverlap::test {
 namespace {
 
+// Sanitizers slow the many small steps of these by far more than a product.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kRandomCalls = 15;
+constexpr int kCallsInOneContext = 20;
+#else
+constexpr int kRandomCalls = 60;
+constexpr int kCallsInOneContext = 60;
+#endif
+
 class RandomCalls : public SeededTest {};
 
 TEST_F(RandomCalls, OverlappedEqualsSerialAndReference) {
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < kRandomCalls; ++i) {
     const RandomCall call = make_random_call(rng_, 200);
     SCOPED_TRACE(to_text(call));
     ContextOptions options;
@@ -45,7 +54,8 @@ TEST_F(RandomCalls, ManyOperatorsInOneContextWithDelays) {
     calls.push_back(call);
   }
   std::vector<std::size_t> order;
-  for (int i = 0; i < 60; ++i) order.push_back(static_cast<std::size_t>(pick(0, std::ssize(calls) - 1)));
+  for (int i = 0; i < kCallsInOneContext; ++i)
+    order.push_back(static_cast<std::size_t>(pick(0, std::ssize(calls) - 1)));
   const auto delay = [](std::int64_t) {
     thread_local std::mt19937 rng(std::random_device{}());
     if (rng() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(rng() % 300));
