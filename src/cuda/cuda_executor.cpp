@@ -157,7 +157,7 @@ std::optional<PlanShape> CudaExecutor::suggest(std::int64_t m, std::int64_t n, s
   }
   constexpr std::int64_t kVector = 8;
   const SignalGemmVariant& variant =
-      choose_variant(options_.device, dtype, m, n, gemm_sms_, k % kVector == 0, options_.gemm_variant);
+      choose_variant(options_.device, dtype, m, n, k, gemm_sms_, k % kVector == 0, options_.gemm_variant);
   const std::int64_t units = std::max(1, gemm_sms_ / variant.blocks_per_tile);
   // A wave that is about square in A and B reads least.
   const double side = std::sqrt(static_cast<double>(units) * variant.tile_cols / variant.tile_rows);

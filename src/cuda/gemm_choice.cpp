@@ -30,15 +30,6 @@ std::int64_t computed_area(const SignalGemmVariant& variant, std::int64_t m, std
   return ceil_div(tiles, units) * units * variant.tile_rows * variant.tile_cols;
 }
 
-// A block that computes less at a time reads its operands more often: what that costs, roughly, measured on
-// an H200.
-double time_per_area(const SignalGemmVariant& variant) {
-  constexpr double kBlockArea = 128.0 * 256.0;
-  const double area = static_cast<double>(variant.tile_rows) * variant.tile_cols / variant.blocks_per_tile;
-  const double generation = variant.exact_capability ? 1.0 : 1.5;
-  return generation * (area >= kBlockArea ? 1.0 : 1.0 + 0.12 * (kBlockArea / area - 1.0));
-}
-
 }  // namespace
 
 std::vector<const SignalGemmVariant*> variants_for(int device, DType dtype) {
@@ -81,16 +72,16 @@ std::vector<const SignalGemmVariant*> variants_with_tile(int device, DType dtype
   return found;
 }
 
-const SignalGemmVariant& choose_variant(int device, DType dtype, std::int64_t m, std::int64_t n, int gemm_sms,
-                                        bool aligned, std::string_view name) {
+const SignalGemmVariant& choose_variant(int device, DType dtype, std::int64_t m, std::int64_t n,
+                                        std::int64_t k, int gemm_sms, bool aligned, std::string_view name) {
   const SignalGemmVariant* best = nullptr;
   double best_cost = std::numeric_limits<double>::max();
   for (const SignalGemmVariant* variant : variants_for(device, dtype)) {
     if (!aligned && variant->operand_alignment >= 8) continue;
     if (!name.empty() && name != variant->name) continue;
     if (variant->blocks_per_tile > gemm_sms) continue;
-    const double cost =
-        static_cast<double>(computed_area(*variant, m, n, gemm_sms)) * time_per_area(*variant);
+    const double cost = static_cast<double>(computed_area(*variant, m, n, gemm_sms)) *
+                        variant->relative_time * static_cast<double>(k + variant->overhead_k);
     if (cost < best_cost) {
       best = variant;
       best_cost = cost;

@@ -57,6 +57,11 @@ struct SignalGemmVariant {
   int blocks_per_tile;   ///< SMs of one compute unit: units = num_sms / blocks_per_tile
   int signals_per_tile;  ///< a group of t tiles is complete when its counter has reached t * signals_per_tile
   int operand_alignment;  ///< elements: a, b, lda and ldb must be multiples
+  /// Time on one unit: relative_time * (k + overhead_k) * area of a block's part of the tile, on a scale of
+  /// its own; what a tile costs besides its products counts as overhead_k more columns. Fitted to an H200
+  /// (docs/gpu-measurements.md).
+  double relative_time;
+  int overhead_k;
   /// Checks the arguments and makes the descriptors. Throws Error where the variant cannot run them.
   std::unique_ptr<PreparedGemm> (*prepare)(const SignalGemmArguments&);
   /// Loads the kernel on the current device, so that no later launch waits for that behind a waiting stream.

@@ -121,7 +121,7 @@ std::unique_ptr<PreparedGemm> prepare(const SignalGemmArguments& args) {
 }
 
 template <class Config>
-constexpr SignalGemmVariant describe(const char* name) {
+constexpr SignalGemmVariant describe(const char* name, double relative_time) {
   return {.name = name,
           .type = std::is_same_v<typename Config::Element, cutlass::bfloat16_t> ? GemmType::kBf16
                                                                                 : GemmType::kFp16,
@@ -133,6 +133,9 @@ constexpr SignalGemmVariant describe(const char* name) {
           .blocks_per_tile = Config::kClusterBlocks,
           .signals_per_tile = Config::kSignalsPerTile,
           .operand_alignment = kCopyEngineElements,
+          .relative_time = relative_time,
+          // A pingpong kernel stores one tile while it multiplies the next.
+          .overhead_k = Config::kIsPingpong ? 0 : 64,
           .prepare = &prepare<Config>,
           .load = &load_kernel<Config>};
 }

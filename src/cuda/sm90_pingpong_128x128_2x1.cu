@@ -9,8 +9,8 @@ using Shape = sm90::Config<Element, sm90::Schedule::kPingpong, 128, 128, 2, 1, 5
 }  // namespace
 
 extern const SignalGemmVariant kSm90Pingpong128x128Cluster2x1Bf16 =
-    sm90::describe<Shape<cutlass::bfloat16_t>>("sm90_pingpong_128x128x64_2x1_bf16");
+    sm90::describe<Shape<cutlass::bfloat16_t>>("sm90_pingpong_128x128x64_2x1_bf16", 1.031);
 extern const SignalGemmVariant kSm90Pingpong128x128Cluster2x1Fp16 =
-    sm90::describe<Shape<cutlass::half_t>>("sm90_pingpong_128x128x64_2x1_fp16");
+    sm90::describe<Shape<cutlass::half_t>>("sm90_pingpong_128x128x64_2x1_fp16", 1.031);
 
 }  // namespace flashoverlap::cuda
