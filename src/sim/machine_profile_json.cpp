@@ -2,8 +2,8 @@
 
 #include <array>
 #include <fstream>
+#include <iterator>
 #include <set>
-#include <sstream>
 #include <tuple>
 #include <utility>
 
@@ -301,10 +301,9 @@ OrderedJson level_json(const TopologyLevel& level) {
 
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (file) text << file.rdbuf();
-  if (!file || !text) core::fail(ErrorKind::kFile, "machine profile '{}' cannot be read", path);
-  return std::move(text).str();
+  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!file.is_open() || file.bad()) core::fail(ErrorKind::kFile, "machine profile '{}' cannot be read", path);
+  return text;
 }
 
 }  // namespace
