@@ -95,7 +95,12 @@ class MpiCommunicator final : public HostCommunicator {
   }
 
   [[nodiscard]] std::function<void(const std::string&)> aborter() const override {
-    return [world = group_->shared_world()](const std::string& reason) { world->abort(reason); };
+    // With no call in flight there is nothing to interrupt: the other ranks learn that this one has finished,
+    // unless its communicator lives on. An abort could overtake messages of the last call that all ranks
+    // completed.
+    return [world = group_->shared_world()](const std::string& reason) {
+      if (world->has_calls_in_flight()) world->abort(reason);
+    };
   }
 
  private:
