@@ -93,9 +93,6 @@ struct Kernel {
     Pipeline pipeline = make_pipeline(params, storage, place);
     typename Storage::Order order(
         storage.order, {static_cast<std::uint32_t>(place.warpgroup - 1), Config::kWarpgroupThreads});
-    // The next launch in this stream, if it is one of ours, may start to set up; it waits before it touches
-    // what we write.
-    ptx::let_next_kernel_start();
     // Barriers must exist in the whole cluster before anyone arrives at one.
     if constexpr (Config::kClusterBlocks > 1) {
       cute::cluster_arrive_relaxed();
@@ -154,6 +151,10 @@ struct Kernel {
                     static_cast<std::uint32_t>(place.block_in_cluster), storage.operands);
       state.advance(k_tiles);
     }
+    // The next launch in this stream, if it is one of ours, may set up now; it waits before it touches what we
+    // write. Not earlier: its blocks would sit on the SMs that this launch leaves to communication.
+    __syncwarp();  // one thread loads; the others are here already
+    ptx::let_next_kernel_start();
     // A block must not exit while a neighbour may still signal its barriers.
     mainloop.load_tail(pipeline, state);
   }
