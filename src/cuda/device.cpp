@@ -107,7 +107,6 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   std::swap(device_, other.device_);
-  std::swap(device_, other.device_);
   return *this;
 }
 

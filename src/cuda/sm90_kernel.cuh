@@ -151,8 +151,8 @@ struct Kernel {
                     static_cast<std::uint32_t>(place.block_in_cluster), storage.operands);
       state.advance(k_tiles);
     }
-    // The next launch in this stream, if it is one of ours, may set up now; it waits before it touches what we
-    // write. Not earlier: its blocks would sit on the SMs that this launch leaves to communication.
+    // The next launch in this stream, if it is one of ours, may set up now; it waits before it touches what
+    // we write. Not earlier: its blocks would sit on the SMs that this launch leaves to communication.
     __syncwarp();  // one thread loads; the others are here already
     ptx::let_next_kernel_start();
     // A block must not exit while a neighbour may still signal its barriers.
