@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <thread>
-#include <thread>
 
 #include "flashoverlap/cpu_executor.h"
 #include "machine_probe.h"

@@ -15,8 +15,8 @@
 namespace flashoverlap {
 
 /// `machine` with every transfer paced as the in-process communicator paces it: a measured curve takes
-/// max(measured, time of its smallest transfer + latency + bytes on the wire / bandwidth), and the topology becomes one level of
-/// that link. A bandwidth of 0 leaves bandwidths as they are.
+/// max(measured, time of its smallest transfer + latency + bytes on the wire / bandwidth), and the topology
+/// becomes one level of that link. A bandwidth of 0 leaves bandwidths as they are.
 [[nodiscard]] MachineProfile paced(const MachineProfile& machine, const LinkModel& link);
 
 /// Where a call's tile and partition come from.

@@ -302,7 +302,8 @@ OrderedJson level_json(const TopologyLevel& level) {
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file.is_open() || file.bad()) core::fail(ErrorKind::kFile, "machine profile '{}' cannot be read", path);
+  if (!file.is_open() || file.bad())
+    core::fail(ErrorKind::kFile, "machine profile '{}' cannot be read", path);
   return text;
 }
 

@@ -95,7 +95,7 @@ std::vector<std::int64_t> search_exactly(const OverlapCost& cost) {
   return trace_back(ticks, finish);
 }
 
-/// Joins `block` neighbouring waves each; the slow-down has been applied already, so it is left out.
+/// Joins `block` neighbouring waves each.
 OverlapCost join_waves(const OverlapCost& cost, std::int64_t block) {
   OverlapCost joined = cost;
   joined.finish_us.clear();

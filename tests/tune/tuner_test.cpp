@@ -97,7 +97,8 @@ TEST_F(Tuner, TheSameRequestGivesTheSameResult) {
 
 TEST_F(Tuner, ExplainsItself) {
   const MachineProfile machine = load_machine_profile("8x-a800-nvlink");
-  const std::string overlap = explain(tune_call(request(TransferKind::kAllReduce, 8, 8192, 8192, 2048), machine));
+  const std::string overlap =
+      explain(tune_call(request(TransferKind::kAllReduce, 8, 8192, 8192, 2048), machine));
   EXPECT_NE(overlap.find("Chosen: overlap in"), std::string::npos) << overlap;
   EXPECT_NE(overlap.find("106 units compute and 2 communicate"), std::string::npos) << overlap;
   EXPECT_NE(overlap.find("us of communication are hidden"), std::string::npos) << overlap;
