@@ -3,8 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
+
+#include "core/watchdog.h"
+#include "flashoverlap/watchdog.h"
 
 namespace flashoverlap::comm {
 namespace {
@@ -299,6 +303,35 @@ void World::record(Failure failure) {
   if (failure_) return;
   failure_ = std::move(failure);
   wake_all();
+  if (!watchdog_file().empty()) core::write_watchdog_report("", failure_->message, report());
+}
+
+// JSON for the watchdog report: where each rank is.
+std::string World::report() const {
+  using nlohmann::json;
+  json ranks = json::array();
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const RankState& state = ranks_[rank];
+    json pending = json::array();
+    for (const Meeting* meeting : state.waiting_in) {
+      json missing = json::array();
+      std::string text;
+      for (std::size_t slot = 0; slot < meeting->calls.size(); ++slot) {
+        if (!meeting->calls[slot]) missing.push_back(meeting->participants[slot]);
+        if (meeting->participants[slot] == static_cast<int>(rank) && meeting->calls[slot]) {
+          text = describe(*meeting->calls[slot]);
+        }
+      }
+      pending.push_back({{"call", text}, {"missing_ranks", std::move(missing)}});
+    }
+    ranks.push_back({{"rank", rank},
+                     {"finished", state.finished},
+                     {"last_call", state.last_issued ? describe(*state.last_issued) : ""},
+                     {"last_call_reached", state.last_reached ? describe(*state.last_reached) : ""},
+                     {"pending", std::move(pending)}});
+  }
+  const json report = {{"kind", "in-process"}, {"world_size", ranks_.size()}, {"ranks", std::move(ranks)}};
+  return report.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 void World::wake_all() {

@@ -93,6 +93,7 @@ class World {
   void throw_if_failed() const;
   [[noreturn]] void fail_all(ErrorKind kind, int culprit, std::string message);
   void record(Failure failure);
+  [[nodiscard]] std::string report() const;
   void wake_all();
 
   std::shared_ptr<Meeting>& meeting_of(const Issued& issued);

@@ -43,7 +43,7 @@ std::string host_name() {
   return gethostname(host.data(), host.size() - 1) == 0 ? host.data() : "?";
 }
 
-json report_of(const Registry& all, const std::string& reason) {
+json report_of(const Registry& all, const std::string& reason, const std::string& communicators) {
   json report = {{"flashoverlap", kVersion},
                  {"time", fmt::format("{:%FT%TZ}", fmt::gmtime(std::time(nullptr)))},
                  {"host", host_name()},
@@ -55,6 +55,7 @@ json report_of(const Registry& all, const std::string& reason) {
     json value = json::parse(section.second(), nullptr, false);
     if (!value.is_discarded() && !value.is_null()) list.push_back(std::move(value));
   }
+  if (!communicators.empty()) report["communicators"].push_back(json::parse(communicators, nullptr, false));
   return report;
 }
 
@@ -83,7 +84,8 @@ WatchdogSource::~WatchdogSource() {
   all.sources.erase(this);
 }
 
-void write_watchdog_report(const std::string& file_suffix, const std::string& reason) noexcept {
+void write_watchdog_report(const std::string& file_suffix, const std::string& reason,
+                           const std::string& communicators) noexcept {
   try {
     const std::string path = watchdog_file();
     if (path.empty()) return;
@@ -91,7 +93,7 @@ void write_watchdog_report(const std::string& file_suffix, const std::string& re
     const std::lock_guard lock(all.mutex);
     if (!all.written.insert(path + file_suffix).second) return;
     replace_file(path + file_suffix,
-                 report_of(all, reason).dump(2, ' ', false, json::error_handler_t::replace));
+                 report_of(all, reason, communicators).dump(2, ' ', false, json::error_handler_t::replace));
   } catch (...) {
     // A report must not get in the way of the error that it is about.
   }

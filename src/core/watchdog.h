@@ -19,6 +19,8 @@ class WatchdogSource {
 /// Writes the report when a file is set, else does nothing. `file_suffix` keeps the files of several
 /// processes apart. The first report of a process with a given suffix stays: what follows a failure is less
 /// telling.
-void write_watchdog_report(const std::string& file_suffix, const std::string& reason) noexcept;
+/// `communicators`: one JSON value, where whoever failed holds locks that a source would need; empty: none.
+void write_watchdog_report(const std::string& file_suffix, const std::string& reason,
+                           const std::string& communicators = {}) noexcept;
 
 }  // namespace flashoverlap::core

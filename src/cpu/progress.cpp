@@ -26,6 +26,14 @@ void Progress::count_tile(std::int64_t group) {
   changed_.notify_all();
 }
 
+std::vector<Progress::Count> Progress::counts() const {
+  std::vector<Count> counts;
+  for (const Counter& counter : counters_) {
+    counts.push_back({counter.done.load(std::memory_order_relaxed), counter.expected});
+  }
+  return counts;
+}
+
 void Progress::wait_for_group(std::int64_t group) {
   const Counter& counter = counters_[static_cast<std::size_t>(group)];
   wait([&] { return counter.done.load(std::memory_order_acquire) >= counter.expected; });

@@ -35,6 +35,12 @@ class Progress {
   /// Ends the run on this rank: waiters unwind, no further tile starts. The first error stays; null: the
   /// error will come out of a stream.
   void fail(std::exception_ptr error) noexcept;
+  /// Tiles counted so far and in all, of each group: for reports.
+  struct Count {
+    std::int64_t done;
+    std::int64_t expected;
+  };
+  [[nodiscard]] std::vector<Count> counts() const;
   [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::exception_ptr error() const;
 

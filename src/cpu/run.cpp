@@ -1,14 +1,19 @@
 #include "cpu/run.h"
 
+#include <algorithm>
 #include <exception>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "core/fail.h"
 #include "core/half.h"
+#include "core/watchdog.h"
 #include "cpu/blas.h"
 #include "cpu/epilogue.h"
 #include "cpu/restore_pass.h"
 #include "cpu/run_error.h"
+#include "flashoverlap/watchdog.h"
 
 namespace flashoverlap::cpu {
 
@@ -38,7 +43,25 @@ void Run::execute() {
   for (const SpanLog& log : stream_logs_) log.append_to(*timeline_);
 }
 
+// For the watchdog report: how far this run has come.
+std::string Run::report() const {
+  using nlohmann::json;
+  json groups = json::array();
+  for (const Progress::Count& count : progress_->counts()) {
+    groups.push_back({{"tiles_done", count.done}, {"tiles", count.expected}});
+  }
+  const json report = {{"operation", parts_.prepared.label()},
+                       {"rank", plan_.rank},
+                       {"next_position", std::min(next_position_.load(), std::ssize(plan_.schedule))},
+                       {"positions", plan_.schedule.size()},
+                       {"groups", std::move(groups)}};
+  return report.dump();
+}
+
 void Run::transfer_and_compute() {
+  // Only where somebody will read it: calls may be shorter than this takes.
+  std::optional<core::WatchdogSource> source;
+  if (!watchdog_file().empty()) source.emplace("runs", [this] { return report(); });
   TransferQueue queue(
       {parts_.prepared, parts_.communicator, parts_.hooks, buffers(), parts_.mode == Mode::kRun}, progress_,
       stream_logs_);

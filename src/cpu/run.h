@@ -39,6 +39,7 @@ class Run {
   void compute(int thread);
   void compute_tile(std::int64_t tile, TileUnit& unit);
   void add_received(std::int64_t tile, float* accumulator);
+  [[nodiscard]] std::string report() const;
   void transfer_and_compute();
   void synchronize_streams();
   void restore(RestorePass& pass);

@@ -31,6 +31,6 @@ for rank in 0 1; do
   # Each rank names itself first where it noticed, else the rank that told it.
   grep -q "mpi_soak: .*rank $((1 - rank)) .*does not answer" "$log" || { cat "$log"; echo "nobody names rank $((1 - rank))"; exit 1; }
 done
-# Time-out, 5 s to throw, 2 s for MPI to end, and what starting and ending take.
-[[ $took -le $((timeout_s + 5 + 5)) ]] || { cat "$log"; echo "took $took s"; exit 1; }
+# Time-out, 5 s to throw, 4 s for MPI to end, and what starting and ending take.
+[[ $took -le $((timeout_s + 5 + 7)) ]] || { cat "$log"; echo "took $took s"; exit 1; }
 echo "link cut: both ranks threw, all over after $took s"

@@ -14,7 +14,7 @@ namespace flashoverlap::comm::mpi {
 ///
 /// Whoever finalises MPI, this library first lets all ranks come to a good end. After a failure MPI_Finalize
 /// might wait for a dead rank for ever; so the process is ended by MPI_Abort(MPI_COMM_WORLD, 1) instead, once
-/// the other ranks have had up to 2 s to throw the error too.
+/// the other ranks have had up to 4 s to throw the error too.
 void require_mpi(std::chrono::milliseconds patience);
 
 /// Calls `function`, which blocks in MPI, on a thread of its own and waits for it at most `timeout`; then

@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kQuietInterval = 50ms;
 constexpr auto kUrgentInterval = 2ms;
 // For the others to throw their error, and to say so, before this process ends and its launcher ends them.
-constexpr auto kLeaveWithin = 2s;
+constexpr auto kLeaveWithin = 4s;
 
 }  // namespace
 

@@ -25,7 +25,7 @@ class Service {
 
   /// Says good-bye and stops. True when all worlds came to a good end: all of their ranks have finished.
   /// While a rank is at work and answers, this waits for it. False when one does not answer after `patience`,
-  /// when one has not finished 2 s after a failure (then the others have seen it too), or when this rank's
+  /// when one has not finished 4 s after a failure (then the others have seen it too), or when this rank's
   /// own calls are still in flight.
   bool stop(std::chrono::milliseconds patience);
 
