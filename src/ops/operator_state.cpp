@@ -60,7 +60,10 @@ PreparedPlans prepare_plans(Context& context, PlanOptions options, const PlanRec
   PreparedPlans plans{.executor = &context.executor(), .overlap = nullptr, .serial = nullptr};
   const std::string operation =
       fmt::format("{} m={} n={} k={}", recipe.operation, options.m, options.n, options.k);
-  take_tuned(context.communicator(), context.tuner(), options, recipe);
+  // An executor that suggests plans (GPUs) brings its own tiles and units, which tuners do not know yet.
+  const bool suggests =
+      context.executor().suggest(options.m, options.n, options.k, options.dtype).has_value();
+  take_tuned(context.communicator(), suggests ? nullptr : context.tuner(), options, recipe);
   agree(context.communicator(), operation, [&]() -> Ticket {
     take_suggestion(context.executor(), options);
     choose_tile(options);
