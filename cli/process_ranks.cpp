@@ -65,9 +65,8 @@ void prepare_environment(std::int64_t processes) {
   if (processes > static_cast<std::int64_t>(std::thread::hardware_concurrency())) {
     set("OMPI_MCA_rmaps_base_oversubscribe");
   }
-  // Without this mpirun ends all others as soon as one is dead, before they can say what they know.
-  set("OMPI_MCA_orte_enable_recovery");
-  // The user who typed --processes as root wants root, as in a container.
+  // Not orte_enable_recovery, with which the others of a dead rank could report: mpirun then returns 0
+  // whatever happens. The user who typed --processes as root wants root, as in a container.
   if (::geteuid() == 0) {
     set("OMPI_ALLOW_RUN_AS_ROOT");
     set("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM");

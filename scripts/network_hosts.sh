@@ -42,6 +42,7 @@ check() {
 # attach HOST CARD BRIDGE ADDRESS
 attach() {
   local host=$1 card=$2 bridge=$3 address=$4 outer="$prefix-$2-${1##*-h}"
+  ip link delete "$outer" 2> /dev/null || true # A host that was taken down may still be ending.
   ip link add "$outer" type veth peer name "$card" netns "$host"
   ip link set "$outer" master "$bridge" up
   ip -n "$host" address add "$address/24" dev "$card"

@@ -22,10 +22,7 @@ sleep 5
 kill -0 $job || { cat "$log"; echo "the soak ended before the link was cut"; exit 1; }
 "$hosts" link 2 down
 begin=$SECONDS
-if wait $job; then
-  echo "no error although the link is down"
-  exit 1
-fi
+wait $job || true # With orte_enable_recovery mpirun's exit code says nothing.
 took=$((SECONDS - begin))
 for rank in 0 1; do
   # Each rank names itself first where it noticed, else the rank that told it.
