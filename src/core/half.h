@@ -4,7 +4,8 @@
 
 #include "flashoverlap/dtype.h"
 
-/// Conversion between float32 and the 16-bit types, round to nearest even, vectorised at run time where the CPU can.
+/// Conversion between float32 and the 16-bit types, round to nearest even, vectorised at run time where the
+/// CPU can.
 namespace flashoverlap::core {
 
 /// to[i] = from[i] as float32 for `count` elements of type `dtype`. The ranges must not overlap.
