@@ -20,8 +20,7 @@ if(TARGET MPI::MPI_CXX)
 endif()
 
 install(TARGETS flashoverlap EXPORT flashoverlapTargets)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/flashoverlap ${PROJECT_BINARY_DIR}/include/flashoverlap
-        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/flashoverlap DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(EXPORT flashoverlapTargets NAMESPACE flashoverlap:: DESTINATION ${flashoverlap_package_dir})
 
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/flashoverlapConfig.cmake.in

@@ -1,7 +1,9 @@
 # Builds and runs consumer/ with the library found in one of two ways; see CMakeLists.txt for the variables.
 file(REMOVE_RECURSE ${work_dir})
 set(configure ${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${work_dir}/build -G ${generator}
-              -D CMAKE_CXX_COMPILER_LAUNCHER=${compiler_launcher})
+              -D CMAKE_CXX_COMPILER_LAUNCHER=${compiler_launcher}
+              # As the build under test, so that ccache has the library's objects already.
+              -D CMAKE_BUILD_TYPE=${build_type} -D FLASHOVERLAP_WERROR=${werror})
 
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
