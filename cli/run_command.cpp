@@ -110,8 +110,8 @@ int run(RunCommand& command) {
   TunedCall choice{.tile = {}, .partition = {}, .origin = ChoiceOrigin::kDefault, .explanation = "given"};
   const bool on_gpus = command.backend == "cuda";
   if (command.run.problem.partition.empty() && !on_gpus) {
-    command.run.tuner_for = [&](const LinkModel& link) {
-      return make_tuner(command.tuning, command.run.problem, link,
+    command.run.tuner_for = [&](const LinkModel& link, const std::optional<GemmSample>& gemm) {
+      return make_tuner(command.tuning, command.run.problem, link, gemm,
                         [&](const TunedCall& tuned) { choice = tuned; });
     };
   }

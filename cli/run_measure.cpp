@@ -162,12 +162,11 @@ double bytes_on_the_wire(const ProblemOptions& options, const Routing& routing) 
   return static_cast<double>(most_rows) * row_bytes;
 }
 
-/// The link on which the whole communication takes about as long as the GEMM alone, which is timed here.
-LinkModel matching_link(const ProblemOptions& options, const Shared& shared, double latency_us) {
-  const double bytes = bytes_on_the_wire(options, shared.routing);
-  if (bytes == 0) return {};
+/// The GEMM alone, timed a few times: what pacing and prediction go by.
+GemmSample time_gemm(const ProblemOptions& options, const Shared& shared) {
   constexpr std::int64_t kCalls = 3;
   Stopwatch gemm(options.ranks, kCalls);
+  GemmSample sample{.m = options.m, .n = options.n, .k = options.k, .dtype = options.dtype};
   run_problem(options, {}, [&](const std::shared_ptr<Communicator>& communicator) {
     const auto rank = static_cast<std::size_t>(communicator->rank());
     RankRun run(communicator, options, shared.routing, shared.inputs[rank]);
@@ -175,9 +174,22 @@ LinkModel matching_link(const ProblemOptions& options, const Shared& shared, dou
     for (std::int64_t call = 0; call < kCalls; ++call) {
       gemm.time(*communicator, call, [&] { run.run(Method::kSerial, Mode::kPlainGemm); });
     }
+    if (rank != 0) return;
+    sample.tile_m = run.plan().grid.tile_m();
+    sample.tile_n = run.plan().grid.tile_n();
+    sample.units = run.plan().resources.compute_units;
   });
+  sample.duration_us = gemm.median_us();
+  return sample;
+}
+
+/// The link on which the whole communication takes about as long as that GEMM.
+LinkModel matching_link(const ProblemOptions& options, const Routing& routing, double gemm_us,
+                        double latency_us) {
+  const double bytes = bytes_on_the_wire(options, routing);
+  if (bytes == 0) return {};
   constexpr double kBytesPerUsAtOneGbps = 1e3;
-  const double transfer_us = std::max(gemm.median_us() - latency_us, 1.0);
+  const double transfer_us = std::max(gemm_us - latency_us, 1.0);
   return {.bandwidth_gbps = bytes / transfer_us / kBytesPerUsAtOneGbps, .latency_us = latency_us};
 }
 
@@ -246,12 +258,16 @@ RunResult measure(const RunOptions& options) {
   shared.routing = problem.op == Op::kGemmAllToAll ? make_routing(problem) : Routing{};
   for (int rank = 0; rank < problem.ranks; ++rank) shared.inputs.push_back(make_inputs(problem, rank));
   shared.result.plans.resize(static_cast<std::size_t>(problem.ranks));
-  shared.result.link = options.link_is_auto && !problem.is_job
-                           ? matching_link(problem, shared, options.link.latency_us)
-                           : options.link;
+  const bool is_auto = options.link_is_auto && !problem.is_job;
+  const bool is_paced = is_auto || options.link.bandwidth_gbps > 0;
+  std::optional<GemmSample> gemm;
+  if (is_paced) gemm = time_gemm(problem, shared);
+  shared.result.link =
+      is_auto ? matching_link(problem, shared.routing, gemm->duration_us, options.link.latency_us)
+              : options.link;
 
   RunOptions tuned = options;
-  if (options.tuner_for) tuned.problem.tuner = options.tuner_for(shared.result.link);
+  if (options.tuner_for) tuned.problem.tuner = options.tuner_for(shared.result.link, gemm);
   Stopwatches watches(problem.ranks, options.iterations);
   run_problem(tuned.problem, shared.result.link, [&](const std::shared_ptr<Communicator>& communicator) {
     measure_rank(communicator, tuned, shared, watches);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,9 +20,10 @@ struct RunOptions {
   bool link_is_auto = true;  ///< Paced such that the whole communication takes as long as the GEMM alone.
   LinkModel link;  ///< When not auto. Bandwidth 0: not paced, transfers take what copying memory takes.
   std::int64_t iterations = 5;
-  /// Makes what chooses tile and partition where the problem leaves them open, once the link is known; may be
-  /// null.
-  std::function<std::shared_ptr<const CallTuner>(const LinkModel&)> tuner_for;
+  /// Makes what chooses tile and partition where the problem leaves them open, once the link is known and,
+  /// where it is paced, the GEMM alone has been timed; may be null.
+  std::function<std::shared_ptr<const CallTuner>(const LinkModel&, const std::optional<GemmSample>&)>
+      tuner_for;
 };
 
 /// Medians over the iterations, each of the time from the first rank's start to the last rank's end.
@@ -41,8 +43,8 @@ struct RunResult {
   int threads = 0;            ///< Compute threads of each rank; on GPUs 0.
   std::string backend = "cpu";
   std::string communicator = "in-process";
-  TunedCall choice;           ///< Where tile and partition come from; filled in by the command.
-  Timeline overlap;           ///< Of the last iteration, all ranks.
+  TunedCall choice;  ///< Where tile and partition come from; filled in by the command.
+  Timeline overlap;  ///< Of the last iteration, all ranks.
   Timeline serial;
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <span>
 #include <thread>
 
 #include "flashoverlap/cpu_executor.h"
@@ -79,12 +80,37 @@ std::optional<MachineProfile> find_machine(const TuningOptions& options, const P
   return std::nullopt;
 }
 
+namespace {
+
+/// A machine profile of one timed GEMM on a paced link.
+MachineProfile profile_of_run(const GemmSample& gemm, const LinkModel& link) {
+  // From a group's last tile to its transfer: a sleeping thread wakes up while all cores compute. Assumed, a
+  // time slice of the scheduler; flashoverlap profile measures it.
+  constexpr double kWakeUpUs = 500;
+  MachineProfile machine;
+  machine.name = "this run";
+  machine.provenance.kind = "measured";
+  machine.units = gemm.units;
+  machine.gemm.kernels = {fit_gemm_kernel(std::span(&gemm, 1), 0, RaggedTiles::kProportional)};
+  machine.gemm.samples = {gemm};
+  machine.signal_us = kWakeUpUs;
+  machine.levels = {
+      {.name = "link", .latency_us = link.latency_us, .bandwidth_gbps = link.bandwidth_gbps, .source = {}}};
+  return machine;
+}
+
+}  // namespace
+
 std::shared_ptr<const CallTuner> make_tuner(const TuningOptions& options, const ProblemOptions& problem,
-                                            const LinkModel& link,
+                                            const LinkModel& link, const std::optional<GemmSample>& gemm,
                                             std::function<void(const TunedCall&)> on_choice) {
   CallTuner::Options tuner;
-  if (std::optional<MachineProfile> machine = find_machine(options, problem))
+  if (std::optional<MachineProfile> machine = find_machine(options, problem)) {
     tuner.machine = paced(*machine, link);
+  } else if (gemm && gemm->duration_us > 0 && gemm->m > 0 && gemm->n > 0 && gemm->k > 0 &&
+             link.bandwidth_gbps > 0) {
+    tuner.machine = profile_of_run(*gemm, link);
+  }
   tuner.cache_path = cache_path(options);
   tuner.identity = this_machine();
   tuner.communicator = communicator_name(link);

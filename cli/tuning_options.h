@@ -42,9 +42,10 @@ std::optional<MachineProfile> find_machine(const TuningOptions& options, const P
 /// One line on stderr.
 void warn(const std::string& text);
 
-/// What `run` gives to its contexts.
+/// What `run` gives to its contexts. Where there is no machine profile, one is made of what this run knows
+/// anyway: the GEMM that it timed and the link that it is paced to.
 std::shared_ptr<const CallTuner> make_tuner(const TuningOptions& options, const ProblemOptions& problem,
-                                            const LinkModel& link,
+                                            const LinkModel& link, const std::optional<GemmSample>& gemm,
                                             std::function<void(const TunedCall&)> on_choice);
 
 }  // namespace flashoverlap::cli
