@@ -5,9 +5,8 @@
 namespace flashoverlap::comm::mpi {
 
 /// How a thread that waits for messages polls: it yields for a short while, because most answers are near,
-/// and then sleeps, longer each time. The constants are chosen, not measured: yields cover a hand-over within
-/// a host, sleeps stay below a network's latency at first and cost a core less than a tenth of a percent at
-/// the end.
+/// and then sleeps, longer each time, up to a millisecond, so that a long wait leaves the core to others. The
+/// constants are chosen, not measured.
 class Backoff {
  public:
   Backoff();
