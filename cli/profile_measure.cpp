@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <ctime>
 #include <memory>
 #include <mutex>
@@ -41,7 +42,7 @@ struct Quartiles {
 Quartiles quartiles(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const auto at = [&](double fraction) {
-    return values[static_cast<std::size_t>(fraction * static_cast<double>(values.size() - 1) + 0.5)];
+    return values[static_cast<std::size_t>(std::lround(fraction * static_cast<double>(values.size() - 1)))];
   };
   return {at(0.5), (at(0.75) - at(0.25)) / 2};
 }

@@ -122,7 +122,7 @@ ResultCheck::Expected ResultCheck::element(const Source& source, std::int64_t co
   const double round_off = storage_round_off(options_.dtype);
   Expected expected;
   for (int i = 0; i < source.num_ranks; ++i) {
-    const Inputs& inputs = inputs_[static_cast<std::size_t>(source.first_rank + i)];
+    const Inputs& inputs = inputs_[static_cast<std::size_t>(source.first_rank) + static_cast<std::size_t>(i)];
     const double partial = dot(row_of(inputs.a, source.row), row_of(inputs.b, col));
     expected.value += partial;
     expected.tolerance +=
@@ -138,8 +138,8 @@ ResultCheck::Expected ResultCheck::element(const Source& source, std::int64_t co
 double ResultCheck::projection(const Source& source) const {
   double sum = 0;
   for (int i = 0; i < source.num_ranks; ++i) {
-    sum +=
-        projections_[static_cast<std::size_t>(source.first_rank + i)][static_cast<std::size_t>(source.row)];
+    const auto rank = static_cast<std::size_t>(source.first_rank) + static_cast<std::size_t>(i);
+    sum += projections_[rank][static_cast<std::size_t>(source.row)];
   }
   return sum;
 }

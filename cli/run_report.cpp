@@ -73,7 +73,7 @@ std::string check_text(const RunResult& result) {
 /// see it.
 std::string picture(const RunResult& result, int width) {
   constexpr std::int32_t kMaxRanks = 2;
-  constexpr std::string_view kHiddenTracks = "compute ";  // All but "compute 0".
+  static constexpr std::string_view kHiddenTracks = "compute ";  // All but "compute 0".
   Timeline both;
   const auto add = [&both](const Timeline& timeline, const std::string& method) {
     double begin_us = std::numeric_limits<double>::infinity();

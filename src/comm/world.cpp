@@ -103,7 +103,7 @@ std::shared_ptr<Meeting>& World::meeting_of(const Issued& issued) {
 }
 
 std::shared_ptr<Meeting> World::arrive(const Issued& issued) {
-  const std::shared_ptr<Meeting> meeting = meeting_of(issued);
+  std::shared_ptr<Meeting> meeting = meeting_of(issued);
   const int rank = world_rank(issued);
   ranks_[static_cast<std::size_t>(rank)].last_reached = issued.call;
   meeting->calls[issued.slot] = issued.call;

@@ -16,7 +16,7 @@ void collect(Plans plans, Matching& m) {
     for (const Transfer& t : plan.transfers) m.channels.push_back(t.channel);
   }
   std::ranges::sort(m.channels);
-  m.channels.erase(std::ranges::unique(m.channels).begin(), m.channels.end());
+  m.channels.erase(std::unique(m.channels.begin(), m.channels.end()), m.channels.end());
 
   for (const OverlapPlan& plan : plans) {
     auto& of_channel = m.transfers.emplace_back(m.channels.size());

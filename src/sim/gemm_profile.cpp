@@ -16,7 +16,8 @@ std::string describe(const GemmKernel& kernel) {
 }
 
 double ceil_div(std::int64_t a, std::int64_t b) {
-  return static_cast<double>((a + b - 1) / b);
+  const std::int64_t quotient = (a + b - 1) / b;
+  return static_cast<double>(quotient);
 }
 
 void check_sample(const GemmSample& sample, const GemmSample& first) {

@@ -161,7 +161,7 @@ std::string TuningCache::default_path() {
     const char* value = std::getenv(name);
     return value == nullptr ? "" : value;
   };
-  if (const std::string path = variable("FLASHOVERLAP_CACHE"); !path.empty()) return path;
+  if (std::string path = variable("FLASHOVERLAP_CACHE"); !path.empty()) return path;
   if (const std::string folder = variable("XDG_CACHE_HOME"); !folder.empty())
     return folder + "/flashoverlap/tuning.json";
   if (const std::string home = variable("HOME"); !home.empty())
