@@ -20,12 +20,15 @@ namespace {
 #if defined(__SANITIZE_THREAD__)
 constexpr int kManyCalls = 200;
 constexpr std::size_t kShapeCalls = 12;
+constexpr int kReuseRounds = 5;
 #elif defined(__SANITIZE_ADDRESS__)
 constexpr int kManyCalls = 2000;
 constexpr std::size_t kShapeCalls = 60;
+constexpr int kReuseRounds = 20;
 #else
 constexpr int kManyCalls = 10'000;  // for 2 ranks and for 4
 constexpr std::size_t kShapeCalls = 200;
+constexpr int kReuseRounds = 200;
 #endif
 
 class KnownFaultsUnderLoad : public SeededTest {};
@@ -213,15 +216,15 @@ TEST_F(KnownFaultsUnderLoad, B37ManyMoreThreadsThanCores) {
 }
 
 TEST_F(KnownFaultsUnderLoad, B39InputsGoAwayRightAfterTheCall) {
-  constexpr std::int64_t kRows = 1024;
-  constexpr std::int64_t kCols = 256;
+  constexpr std::int64_t kRows = 4096;
+  constexpr std::int64_t kCols = 1024;
   constexpr std::int64_t kDepth = 64;
   on_ranks(2, [&](Context& context, int rank) {
     GemmAllReduce op(context, options_of(kRows, kCols, kDepth));
     const Matrix a = known_matrix_a(rank, kRows, kDepth);
     const Matrix b = known_matrix_b(rank, kCols, kDepth);
     CheckSums first;
-    for (int round = 0; round < 100; ++round) {
+    for (int round = 0; round < kReuseRounds; ++round) {
       auto a_copy = std::make_unique<Matrix>(a);
       auto b_copy = std::make_unique<Matrix>(b);
       Matrix out(kRows, kCols, DType::kFloat32);
