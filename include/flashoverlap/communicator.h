@@ -13,7 +13,8 @@
 
 namespace flashoverlap {
 
-/// An in-order queue of asynchronous work. `HostStream` (host_stream.h) runs it on a thread; a CUDA stream on a GPU.
+/// An in-order queue of asynchronous work. `HostStream` (host_stream.h) runs it on a thread; a CUDA stream on
+/// a GPU.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -30,14 +31,15 @@ struct TransferLabel {
 
 /// Talks to the other ranks of one group. One object per rank.
 ///
-/// Calls are asynchronous: they are put into `stream` and return. All ranks must make the same calls in the same order
-/// (send and receive: matching calls per pair of ranks), as with NCCL and MPI. Counts are in elements, any count may be 0,
-/// buffers must stay untouched until the stream has passed the call. Sums are accumulated in float32 in rank order
-/// 0, 1, …, so results are bitwise repeatable and do not depend on how data is cut into calls, where the provider says so.
+/// Calls are asynchronous: they are put into `stream` and return. All ranks must make the same calls in the
+/// same order (send and receive: matching calls per pair of ranks), as with NCCL and MPI. Counts are in
+/// elements, any count may be 0, buffers must stay untouched until the stream has passed the call. Sums are
+/// accumulated in float32 in rank order 0, 1, …, so results are bitwise repeatable and do not depend on how
+/// data is cut into calls, where the provider says so.
 ///
-/// A call that cannot finish because a rank failed, made another call, or did not arrive within the time-out makes every
-/// rank's stream throw Error(kCommunication or kTimeout), naming the rank that was waited for and the label of both sides.
-/// After that, or after `abort`, every further call throws: make a new communicator.
+/// A call that cannot finish because a rank failed, made another call, or did not arrive within the time-out
+/// makes every rank's stream throw Error(kCommunication or kTimeout), naming the rank that was waited for and
+/// the label of both sides. After that, or after `abort`, every further call throws: make a new communicator.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -54,17 +56,18 @@ class Communicator {
   virtual void all_reduce(const void* send, void* receive, std::int64_t count, DType dtype, Stream& stream,
                           const TransferLabel& label) = 0;
 
-  /// Rank r receives the sum of everybody's chunk r. `counts` has one entry per rank, equal on all ranks; `send` holds the
-  /// chunks one after the other. In place when receive is this rank's chunk of send.
-  virtual void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
-                              Stream& stream, const TransferLabel& label) = 0;
+  /// Rank r receives the sum of everybody's chunk r. `counts` has one entry per rank, equal on all ranks;
+  /// `send` holds the chunks one after the other. In place when receive is this rank's chunk of send.
+  virtual void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts,
+                              DType dtype, Stream& stream, const TransferLabel& label) = 0;
 
-  /// Everybody receives rank r's counts[r] elements as chunk r. In place when send is this rank's chunk of receive.
+  /// Everybody receives rank r's counts[r] elements as chunk r. In place when send is this rank's chunk of
+  /// receive.
   virtual void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
                           Stream& stream, const TransferLabel& label) = 0;
 
-  /// Sends chunk d of `send` to rank d and receives rank s's chunk at s of `receive`; chunks lie one after the other.
-  /// send_counts[d] here must equal receive_counts[here] on rank d. Not in place.
+  /// Sends chunk d of `send` to rank d and receives rank s's chunk at s of `receive`; chunks lie one after
+  /// the other. send_counts[d] here must equal receive_counts[here] on rank d. Not in place.
   virtual void all_to_all(const void* send, std::span<const std::int64_t> send_counts, void* receive,
                           std::span<const std::int64_t> receive_counts, DType dtype, Stream& stream,
                           const TransferLabel& label) = 0;
@@ -77,19 +80,19 @@ class Communicator {
   /// The stream goes on once all ranks' streams have come here.
   virtual void barrier(Stream& stream, const TransferLabel& label) = 0;
 
-  /// Blocking exchange of a few bytes, outside any stream: everybody receives rank r's value as element r. For agreement on
-  /// plans and for rendezvous; not for speed.
+  /// Blocking exchange of a few bytes, outside any stream: everybody receives rank r's value as element r.
+  /// For agreement on plans and for rendezvous; not for speed.
   virtual std::vector<std::uint64_t> exchange(std::uint64_t value, const TransferLabel& label) = 0;
 
   /// Blocking exchange of byte strings of any length, outside any stream.
   virtual std::vector<std::string> exchange(const std::string& bytes, const TransferLabel& label) = 0;
 
-  /// A communicator of the listed ranks (of this communicator), which get ranks 0, 1, … in the order listed. Every listed
-  /// rank must call it, with the same list; other ranks need not.
+  /// A communicator of the listed ranks (of this communicator), which get ranks 0, 1, … in the order listed.
+  /// Every listed rank must call it, with the same list; other ranks need not.
   [[nodiscard]] virtual std::shared_ptr<Communicator> subgroup(std::span<const int> ranks) = 0;
 
-  /// Makes every rank's pending and future calls throw Error(kCommunication) with this rank and reason. Never throws, may
-  /// be called from any thread and repeatedly; the first reason stays.
+  /// Makes every rank's pending and future calls throw Error(kCommunication) with this rank and reason. Never
+  /// throws, may be called from any thread and repeatedly; the first reason stays.
   virtual void abort(const std::string& reason) noexcept = 0;
 
   /// How long a call may wait for other ranks. Default 60 s.

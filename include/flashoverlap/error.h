@@ -32,7 +32,8 @@ class Error : public std::runtime_error {
 
 /// The answer to a question such as "does this plan hold?": yes, or no with the reason.
 struct [[nodiscard]] Verdict {
-  std::string reason;  ///< Empty when the answer is yes; otherwise one line that names the requirement that failed.
+  std::string
+      reason;  ///< Empty when the answer is yes; otherwise one line that names the requirement that failed.
   explicit operator bool() const noexcept { return reason.empty(); }
 };
 

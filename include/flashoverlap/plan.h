@@ -13,10 +13,10 @@
 
 /// The overlap plan: the one idea of this library.
 ///
-/// Tiles of a GEMM are computed in some order; some tiles wait for input; some sets of tiles, once complete, set off a
-/// transfer. A plan says all of this for one rank and one call shape, as plain data without pointers to memory. Builders
-/// make plans (plan_builders.h), `verify` checks them, the simulator and the predictor price them, and an executor carries
-/// them out without knowing what they are for.
+/// Tiles of a GEMM are computed in some order; some tiles wait for input; some sets of tiles, once complete,
+/// set off a transfer. A plan says all of this for one rank and one call shape, as plain data without
+/// pointers to memory. Builders make plans (plan_builders.h), `verify` checks them, the simulator and the
+/// predictor price them, and an executor carries them out without knowing what they are for.
 ///
 /// Words, used as defined here:
 ///   tile        a rectangle of the GEMM's output D[m,n] = A[m,k] · B[n,k]^T that one unit computes in one go
@@ -25,16 +25,17 @@
 ///   wave        the tiles at positions [w * units, (w + 1) * units): they finish at about the same time
 ///   wave group  consecutive waves whose results travel together (arXiv 2504.19519, section 3)
 ///   partition   the number of waves in each group; it sums to the number of waves
-///   placement   where the rows of a tile are written: dense, into the packed buffer, so that a group is contiguous
-///   restore     the inverse of placement, applied to what has been received
-///   slice       a part of the input (or a partial sum) that arrives from another rank
-///   gate        a tile that may only start, or finish, after a slice has arrived
+///   placement   where the rows of a tile are written: dense, into the packed buffer, so that a group is
+///   contiguous restore     the inverse of placement, applied to what has been received slice       a part of
+///   the input (or a partial sum) that arrives from another rank gate        a tile that may only start, or
+///   finish, after a slice has arrived
 ///
 /// All sizes and offsets are in elements and 64 bits wide.
 namespace flashoverlap {
 
-/// A rectangle of the output that is cut into tiles from its own upper left corner. A plain GEMM has one; a reduce-scatter
-/// with contiguous rows has one per owner rank, so that no tile straddles two owners; an expert layer one per expert.
+/// A rectangle of the output that is cut into tiles from its own upper left corner. A plain GEMM has one; a
+/// reduce-scatter with contiguous rows has one per owner rank, so that no tile straddles two owners; an
+/// expert layer one per expert.
 struct Problem {
   std::int64_t row_begin = 0;  ///< First row in A and in D.
   std::int64_t rows = 0;       ///< May be 0 (an expert without tokens).
@@ -86,7 +87,8 @@ class TileGrid {
 enum class BufferKind {
   kInput,     ///< A, row-major [m, k].
   kWeight,    ///< B, row-major [n, k].
-  kPacked,    ///< Tiles of the output in the order in which they travel; collectives that can, work in place here.
+  kPacked,    ///< Tiles of the output in the order in which they travel; collectives that can, work in place
+              ///< here.
   kReceived,  ///< What arrives when it cannot arrive in place.
   kOutput,    ///< The caller's output.
 };
@@ -107,11 +109,14 @@ struct Slice {
 };
 
 enum class GatePoint {
-  kStart,   ///< The tile may not read A or B from element `k_begin` of the main loop on before the slice has arrived.
-  kFinish,  ///< The tile's epilogue adds the received tile at `offset`, so it waits for the slice before that.
+  kStart,   ///< The tile may not read A or B from element `k_begin` of the main loop on before the slice has
+            ///< arrived.
+  kFinish,  ///< The tile's epilogue adds the received tile at `offset`, so it waits for the slice before
+            ///< that.
 };
 
-/// Holds one tile until one slice has arrived. A tile may have several; finish gates are added in the order listed.
+/// Holds one tile until one slice has arrived. A tile may have several; finish gates are added in the order
+/// listed.
 struct Gate {
   std::int64_t tile = 0;
   std::int64_t slice = 0;
@@ -121,8 +126,8 @@ struct Gate {
   bool operator==(const Gate&) const = default;
 };
 
-/// Rows [row_begin, row_begin + rows) of a tile (counted inside the tile) are written at `offset` of the packed buffer, one
-/// dense row of the tile's width after the other.
+/// Rows [row_begin, row_begin + rows) of a tile (counted inside the tile) are written at `offset` of the
+/// packed buffer, one dense row of the tile's width after the other.
 struct PlacementSegment {
   std::int64_t row_begin = 0;
   std::int64_t rows = 0;
@@ -130,8 +135,8 @@ struct PlacementSegment {
   bool operator==(const PlacementSegment&) const = default;
 };
 
-/// The mapping table of arXiv 2504.19519: for each tile its segments. A tile without segments is written straight to its
-/// place in the output.
+/// The mapping table of arXiv 2504.19519: for each tile its segments. A tile without segments is written
+/// straight to its place in the output.
 struct Placement {
   std::vector<std::int64_t> first_segment;  ///< Size tiles + 1: tile t has segments [first[t], first[t + 1]).
   std::vector<PlacementSegment> segments;
@@ -143,8 +148,8 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
-/// Positions [first_position, first_position + num_tiles) of the schedule. Complete, and so ready to travel, when as many
-/// tiles have been counted. May be empty: then it is ready at once.
+/// Positions [first_position, first_position + num_tiles) of the schedule. Complete, and so ready to travel,
+/// when as many tiles have been counted. May be empty: then it is ready at once.
 struct WaveGroup {
   std::int64_t first_position = 0;
   std::int64_t num_tiles = 0;
@@ -153,12 +158,14 @@ struct WaveGroup {
 
 enum class TransferKind {
   kAllReduce,      ///< source and destination are the same region: in place.
-  kReduceScatter,  ///< destination is this rank's chunk of source, in place. send_counts: chunk sizes, empty = equal.
-  kAllGather,      ///< source is this rank's chunk of destination, in place. receive_counts: chunk sizes, empty = equal.
-  kAllToAll,       ///< send_counts and receive_counts: per rank, chunks in rank order.
-  kSend,           ///< to `peer`; matches its kReceive.
-  kReceive,        ///< from `peer`.
-  kPut,            ///< written into the peer's `destination`, then the peer's `slice` is marked as arrived.
+  kReduceScatter,  ///< destination is this rank's chunk of source, in place. send_counts: chunk sizes, empty
+                   ///< = equal.
+  kAllGather,  ///< source is this rank's chunk of destination, in place. receive_counts: chunk sizes, empty =
+               ///< equal.
+  kAllToAll,   ///< send_counts and receive_counts: per rank, chunks in rank order.
+  kSend,       ///< to `peer`; matches its kReceive.
+  kReceive,    ///< from `peer`.
+  kPut,        ///< written into the peer's `destination`, then the peer's `slice` is marked as arrived.
 };
 
 enum class TriggerKind { kStart, kGroup, kSlice };
@@ -180,11 +187,13 @@ struct Transfer {
   Region destination;      ///< count 0 where nothing is received here.
   std::vector<std::int64_t> send_counts;
   std::vector<std::int64_t> receive_counts;
-  std::int64_t slice = -1;  ///< The slice that has arrived once this is done, here (kPut: at the peer); -1: none.
+  std::int64_t slice =
+      -1;  ///< The slice that has arrived once this is done, here (kPut: at the peer); -1: none.
   bool operator==(const Transfer&) const = default;
 };
 
-/// Element (row_begin + i, col_begin + j) of the output, with the band's row_begin, is at offset + i * cols + j.
+/// Element (row_begin + i, col_begin + j) of the output, with the band's row_begin, is at offset + i * cols +
+/// j.
 struct RestorePiece {
   std::int64_t col_begin = 0;
   std::int64_t cols = 0;
@@ -201,8 +210,8 @@ struct RestoreBand {
   bool operator==(const RestoreBand&) const = default;
 };
 
-/// Where each received element belongs, by output row, so that one pass over memory can restore and apply a row-wise
-/// epilogue. Bands cover the output's rows in order. No bands: the output is in its place already.
+/// Where each received element belongs, by output row, so that one pass over memory can restore and apply a
+/// row-wise epilogue. Bands cover the output's rows in order. No bands: the output is in its place already.
 struct Restore {
   BufferKind source = BufferKind::kPacked;
   std::vector<RestoreBand> bands;
@@ -240,13 +249,16 @@ struct OverlapPlan {
   std::int64_t received_size = 0;
   std::int64_t output_rows = 0;
   std::int64_t output_cols = 0;
-  /// Hash of everything on which the ranks must agree (operation, shape, type, tile, partition, routing, …), equal on all
-  /// ranks of a matching call although their plans differ. Compared before the first call of a shape.
+  /// Hash of everything on which the ranks must agree (operation, shape, type, tile, partition, routing, …),
+  /// equal on all ranks of a matching call although their plans differ. Compared before the first call of a
+  /// shape.
   std::uint64_t agreement = 0;
 
   [[nodiscard]] std::int64_t num_waves() const;
   /// Wave of a schedule position.
-  [[nodiscard]] std::int64_t wave_of(std::int64_t position) const { return position / resources.compute_units; }
+  [[nodiscard]] std::int64_t wave_of(std::int64_t position) const {
+    return position / resources.compute_units;
+  }
   /// Group of a schedule position.
   [[nodiscard]] std::int64_t group_of(std::int64_t position) const;
   /// Waves of each group: the partition.
@@ -254,28 +266,31 @@ struct OverlapPlan {
   bool operator==(const OverlapPlan&) const = default;
 };
 
-/// Checks everything that one rank's plan can break: every tile scheduled once and in one group; placement a bijection onto
-/// the packed buffer; each group's data contiguous and sent by a transfer after that group; gates, slices, regions and counts
-/// in range; restore covers the output once and reads only what has been received. O(plan). The reason names the tile, group,
-/// transfer and numbers.
+/// Checks everything that one rank's plan can break: every tile scheduled once and in one group; placement a
+/// bijection onto the packed buffer; each group's data contiguous and sent by a transfer after that group;
+/// gates, slices, regions and counts in range; restore covers the output once and reads only what has been
+/// received. O(plan). The reason names the tile, group, transfer and numbers.
 Verdict verify(const OverlapPlan& plan);
 
-/// Checks all ranks' plans together (plans[r] is rank r's), each alone first: same agreement; transfers match pairwise in
-/// order, kind and size; every awaited slice is sent exactly once; gates and transfers cannot deadlock (found by running the
-/// plans symbolically, one tile at a time). The reason names ranks, transfers and what each waits for.
+/// Checks all ranks' plans together (plans[r] is rank r's), each alone first: same agreement; transfers match
+/// pairwise in order, kind and size; every awaited slice is sent exactly once; gates and transfers cannot
+/// deadlock (found by running the plans symbolically, one tile at a time). The reason names ranks, transfers
+/// and what each waits for.
 Verdict verify(std::span<const OverlapPlan> plans);
 
-/// Multi-line text: header, a tile map with each tile's wave and group (elided beyond a page), groups, transfers.
+/// Multi-line text: header, a tile map with each tile's wave and group (elided beyond a page), groups,
+/// transfers.
 std::string to_text(const OverlapPlan& plan);
 
 /// One JSON object; schema in docs/plan-format.md.
 std::string to_json(const OverlapPlan& plan);
 
-/// Reads what `to_json` wrote. Throws Error(kBadArgument) naming the field that is missing, of the wrong type or in conflict
-/// with another; the plan is verified before it is returned.
+/// Reads what `to_json` wrote. Throws Error(kBadArgument) naming the field that is missing, of the wrong type
+/// or in conflict with another; the plan is verified before it is returned.
 OverlapPlan plan_from_json(std::string_view json);
 
 [[nodiscard]] std::string_view name_of(TransferKind kind);  ///< "all-reduce", …
-[[nodiscard]] std::string_view name_of(BufferKind kind);    ///< "input", "weight", "packed", "received", "output"
+[[nodiscard]] std::string_view name_of(
+    BufferKind kind);  ///< "input", "weight", "packed", "received", "output"
 
 }  // namespace flashoverlap

@@ -27,7 +27,8 @@ struct Timeline {
 /// Chrome and Perfetto trace events (JSON): one process per rank, one thread per track.
 void write_chrome_trace(const Timeline& timeline, std::ostream& out);
 
-/// A picture for the terminal, one line per rank and track of at most `width` columns: '#' compute, '=' communication,
+/// A picture for the terminal, one line per rank and track of at most `width` columns: '#' compute, '='
+/// communication,
 /// '.' waiting, 'e' epilogue.
 std::string to_text(const Timeline& timeline, int width = 100);
 

@@ -8,28 +8,38 @@
 namespace flashoverlap::gpu_test {
 namespace {
 
-std::size_t index(std::int64_t value) { return static_cast<std::size_t>(value); }
+std::size_t index(std::int64_t value) {
+  return static_cast<std::size_t>(value);
+}
 
 std::unique_ptr<GemmOperator> make_operator(Rank& rank, const Case& call) {
   GemmOptions options = call.gemm;
   options.m = call.m_of(rank.rank);
   switch (call.op) {
-    case Op::kAllReduce: return std::make_unique<GemmAllReduce>(*rank.context, options);
-    case Op::kReduceScatter: return std::make_unique<GemmReduceScatter>(*rank.context, options, call.rows);
-    case Op::kAllToAll: return std::make_unique<GemmAllToAll>(*rank.context, options, call.destinations[index(rank.rank)]);
+    case Op::kAllReduce:
+      return std::make_unique<GemmAllReduce>(*rank.context, options);
+    case Op::kReduceScatter:
+      return std::make_unique<GemmReduceScatter>(*rank.context, options, call.rows);
+    case Op::kAllToAll:
+      return std::make_unique<GemmAllToAll>(*rank.context, options, call.destinations[index(rank.rank)]);
   }
   return nullptr;
 }
 
-std::int64_t exact_limit(DType dtype) { return dtype == DType::kFloat16 ? 2048 : 256; }
+std::int64_t exact_limit(DType dtype) {
+  return dtype == DType::kFloat16 ? 2048 : 256;
+}
 
 }  // namespace
 
 const char* name_of(Op op) {
   switch (op) {
-    case Op::kAllReduce: return "all-reduce";
-    case Op::kReduceScatter: return "reduce-scatter";
-    case Op::kAllToAll: return "all-to-all";
+    case Op::kAllReduce:
+      return "all-reduce";
+    case Op::kReduceScatter:
+      return "reduce-scatter";
+    case Op::kAllToAll:
+      return "all-to-all";
   }
   return "?";
 }
@@ -41,8 +51,9 @@ std::int64_t Case::m_of(int rank) const {
 std::string Case::text() const {
   std::ostringstream text;
   text << name_of(op) << " m=" << gemm.m << " n=" << gemm.n << " k=" << gemm.k << " "
-       << flashoverlap::name_of(gemm.dtype) << " tile " << gemm.tile_m << "x" << gemm.tile_n << " swizzle " << gemm.swizzle
-       << " seed " << seed << " padding " << padding << (with_epilogue ? " epilogue" : "") << " partition";
+       << flashoverlap::name_of(gemm.dtype) << " tile " << gemm.tile_m << "x" << gemm.tile_n << " swizzle "
+       << gemm.swizzle << " seed " << seed << " padding " << padding << (with_epilogue ? " epilogue" : "")
+       << " partition";
   for (const std::int64_t waves : gemm.partition) text << " " << waves;
   if (op == Op::kReduceScatter) text << " rows " << flashoverlap::name_of(rows);
   if (op == Op::kAllToAll) {
@@ -51,7 +62,9 @@ std::string Case::text() const {
   return text.str();
 }
 
-std::int32_t bias_value(std::int64_t col) { return static_cast<std::int32_t>(col % 7 - 3); }
+std::int32_t bias_value(std::int64_t col) {
+  return static_cast<std::int32_t>(col % 7 - 3);
+}
 
 std::int32_t residual_value(int rank, std::int64_t row, std::int64_t col) {
   return static_cast<std::int32_t>((row * 5 + col * 3 + rank) % 11 - 5);
@@ -67,7 +80,8 @@ Expected expected_of(const Case& call, int world_size, std::int64_t tile_m) {
   }
   const std::int64_t limit = exact_limit(call.gemm.dtype);
   const auto require_exact = [&](std::int32_t value) {
-    GPU_EXPECT(std::abs(value) <= limit, "the test's own data is not exact: " << value << " in " << call.text());
+    GPU_EXPECT(std::abs(value) <= limit,
+               "the test's own data is not exact: " << value << " in " << call.text());
     return value;
   };
   Expected expected;
@@ -94,7 +108,8 @@ Expected expected_of(const Case& call, int world_size, std::int64_t tile_m) {
     if (call.op == Op::kAllReduce) {
       for (std::int64_t row = 0; row < call.gemm.m; ++row) add_row(r, out, sum_of_row(row));
     } else if (call.op == Op::kReduceScatter) {
-      for (const std::int64_t row : owned_rows(call.gemm.m, tile_m, world_size, r, call.rows)) add_row(r, out, sum_of_row(row));
+      for (const std::int64_t row : owned_rows(call.gemm.m, tile_m, world_size, r, call.rows))
+        add_row(r, out, sum_of_row(row));
     } else {
       for (int from = 0; from < world_size; ++from) {
         for (std::int64_t row = 0; row < call.m_of(from); ++row) {
@@ -158,7 +173,9 @@ void RankCall::poison() {
   residual_out_.poison();
 }
 
-void RankCall::enqueue(Method method) { op_->run(operands_, method, Mode::kRun, nullptr); }
+void RankCall::enqueue(Method method) {
+  op_->run(operands_, method, Mode::kRun, nullptr);
+}
 
 void RankCall::run_and_check(const Expected& expected, Method method) {
   poison();
@@ -168,17 +185,19 @@ void RankCall::run_and_check(const Expected& expected, Method method) {
 }
 
 void RankCall::check(const Expected& expected, const std::string& what) {
-  const auto compare = [&](const DeviceMatrix& matrix, const std::vector<std::int32_t>& values, const char* name) {
+  const auto compare = [&](const DeviceMatrix& matrix, const std::vector<std::int32_t>& values,
+                           const char* name) {
     const std::vector<float> got = matrix.read();
-    GPU_EXPECT(got.size() == values.size(), name << " has " << got.size() << " elements, expected " << values.size());
+    GPU_EXPECT(got.size() == values.size(),
+               name << " has " << got.size() << " elements, expected " << values.size());
     for (std::size_t i = 0; i < got.size(); ++i) {
       if (got[i] == static_cast<float>(values[i])) continue;
       const std::int64_t at = static_cast<std::int64_t>(i);
       std::size_t wrong = 0;
       for (std::size_t j = 0; j < got.size(); ++j) wrong += got[j] != static_cast<float>(values[j]) ? 1U : 0U;
-      GPU_EXPECT(false, what << ", rank " << rank_.rank << ": " << name << "[" << at / matrix.cols() << ", " << at % matrix.cols()
-                             << "] is " << got[i] << ", expected " << values[i] << " (" << wrong << " of " << got.size()
-                             << " wrong); " << call_.text());
+      GPU_EXPECT(false, what << ", rank " << rank_.rank << ": " << name << "[" << at / matrix.cols() << ", "
+                             << at % matrix.cols() << "] is " << got[i] << ", expected " << values[i] << " ("
+                             << wrong << " of " << got.size() << " wrong); " << call_.text());
     }
   };
   compare(out_, expected.out[index(rank_.rank)], "out");
@@ -190,7 +209,8 @@ void run_case(Group& group, const Case& call) {
   Expected expected;
   group.run([&](Rank& rank) {
     RankCall own(rank, call);
-    std::call_once(once, [&] { expected = expected_of(call, rank.world_size, own.op().plan().grid.tile_m()); });
+    std::call_once(once,
+                   [&] { expected = expected_of(call, rank.world_size, own.op().plan().grid.tile_m()); });
     own.run_and_check(expected, Method::kOverlap);
     own.run_and_check(expected, Method::kSerial);
     // Again, on tables and counters as the first call left them.

@@ -30,10 +30,12 @@ struct Case {
 
 /// What each rank's output must be.
 struct Expected {
-  std::vector<std::vector<std::int32_t>> out;           ///< Per rank.
-  std::vector<std::vector<std::int32_t>> residual_out;  ///< Per rank; the same as `out` where there is no norm.
+  std::vector<std::vector<std::int32_t>> out;  ///< Per rank.
+  std::vector<std::vector<std::int32_t>>
+      residual_out;  ///< Per rank; the same as `out` where there is no norm.
 };
-/// By plain integer loops. Fails the test when a value is beyond what `dtype` holds exactly. `tile_m`: of the plan.
+/// By plain integer loops. Fails the test when a value is beyond what `dtype` holds exactly. `tile_m`: of the
+/// plan.
 Expected expected_of(const Case& call, int world_size, std::int64_t tile_m);
 
 /// One rank's operator with its matrices.

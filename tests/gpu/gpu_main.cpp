@@ -1,4 +1,5 @@
-// gpu_test [FILTER]: all tests whose name contains FILTER. Exit code 0: none failed. Without a CUDA device none run, and it says so.
+// gpu_test [FILTER]: all tests whose name contains FILTER. Exit code 0: none failed. Without a CUDA device
+// none run, and it says so.
 #include <cstdio>
 #include <cstdlib>
 
@@ -7,8 +8,8 @@
 #include "gpu_test.h"
 
 int main(int argc, char** argv) {
-  // Before CUDA starts. Lazy loading of a kernel behind a stream that waits hangs; ranks that share a GPU need a queue for each
-  // of their streams.
+  // Before CUDA starts. Lazy loading of a kernel behind a stream that waits hangs; ranks that share a GPU
+  // need a queue for each of their streams.
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   setenv("NCCL_NVLS_ENABLE", "0", 0);

@@ -14,7 +14,9 @@ constexpr std::int64_t kGuardBytes = 4096;
 constexpr unsigned char kGuard = 0x7F;
 constexpr std::uint16_t kPoison = 0xFFFF;  // NaN in both types
 
-cudaStream_t copy_stream() { return cuda::memory_stream(0); }
+cudaStream_t copy_stream() {
+  return cuda::memory_stream(0);
+}
 
 }  // namespace
 
@@ -22,7 +24,8 @@ Integers known_a(std::int64_t seed, std::int64_t m, std::int64_t k) {
   Integers a(static_cast<std::size_t>(m * k));
   for (std::int64_t i = 0; i < m; ++i) {
     for (std::int64_t p = 0; p < k; ++p) {
-      a[static_cast<std::size_t>(i * k + p)] = static_cast<std::int16_t>((40503 * i + 30011 * p + 1009 * seed) % 65521 % 9 - 4);
+      a[static_cast<std::size_t>(i * k + p)] =
+          static_cast<std::int16_t>((40503 * i + 30011 * p + 1009 * seed) % 65521 % 9 - 4);
     }
   }
   return a;
@@ -32,13 +35,15 @@ Integers known_b(std::int64_t seed, std::int64_t n, std::int64_t k) {
   Integers b(static_cast<std::size_t>(n * k));
   for (std::int64_t j = 0; j < n; ++j) {
     for (std::int64_t p = 0; p < k; ++p) {
-      b[static_cast<std::size_t>(j * k + p)] = static_cast<std::int16_t>((27644 * p + 14699 * j + 4177 * seed) % 65521 % 7 - 3);
+      b[static_cast<std::size_t>(j * k + p)] =
+          static_cast<std::int16_t>((27644 * p + 14699 * j + 4177 * seed) % 65521 % 7 - 3);
     }
   }
   return b;
 }
 
-std::vector<std::int32_t> multiply(const Integers& a, const Integers& b, std::int64_t m, std::int64_t n, std::int64_t k) {
+std::vector<std::int32_t> multiply(const Integers& a, const Integers& b, std::int64_t m, std::int64_t n,
+                                   std::int64_t k) {
   std::vector<std::int32_t> d(static_cast<std::size_t>(m * n));
   for (std::int64_t i = 0; i < m; ++i) {
     const std::int16_t* const row = a.data() + i * k;
@@ -53,16 +58,24 @@ std::vector<std::int32_t> multiply(const Integers& a, const Integers& b, std::in
 }
 
 DeviceMatrix::DeviceMatrix(std::int64_t rows, std::int64_t cols, std::int64_t ld, DType dtype)
-    : rows_(rows), cols_(cols), ld_(ld), dtype_(dtype), memory_(0, bytes() + 2 * kGuardBytes, "a test matrix") {
+    : rows_(rows),
+      cols_(cols),
+      ld_(ld),
+      dtype_(dtype),
+      memory_(0, bytes() + 2 * kGuardBytes, "a test matrix") {
   FLASHOVERLAP_CUDA_CHECK(
       cudaMemsetAsync(memory_.data(), kGuard, static_cast<std::size_t>(memory_.bytes()), copy_stream()));
   FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(copy_stream()));
   poison();
 }
 
-std::int64_t DeviceMatrix::bytes() const { return rows_ * ld_ * 2; }
+std::int64_t DeviceMatrix::bytes() const {
+  return rows_ * ld_ * 2;
+}
 
-void* DeviceMatrix::data() const { return static_cast<char*>(memory_.data()) + kGuardBytes; }
+void* DeviceMatrix::data() const {
+  return static_cast<char*>(memory_.data()) + kGuardBytes;
+}
 
 void DeviceMatrix::write(const std::function<float(std::int64_t)>& at) {
   std::vector<std::uint16_t> bits(static_cast<std::size_t>(rows_ * ld_), kPoison);
@@ -89,11 +102,14 @@ void DeviceMatrix::poison() {
 
 std::vector<float> DeviceMatrix::read() const {
   std::vector<unsigned char> raw(static_cast<std::size_t>(memory_.bytes()));
-  FLASHOVERLAP_CUDA_CHECK(cudaMemcpyAsync(raw.data(), memory_.data(), raw.size(), cudaMemcpyDeviceToHost, copy_stream()));
+  FLASHOVERLAP_CUDA_CHECK(
+      cudaMemcpyAsync(raw.data(), memory_.data(), raw.size(), cudaMemcpyDeviceToHost, copy_stream()));
   FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(copy_stream()));
   const auto is_guard = [](unsigned char byte) { return byte == kGuard; };
-  GPU_EXPECT(std::all_of(raw.begin(), raw.begin() + kGuardBytes, is_guard), "guard bytes before the matrix were written");
-  GPU_EXPECT(std::all_of(raw.end() - kGuardBytes, raw.end(), is_guard), "guard bytes behind the matrix were written");
+  GPU_EXPECT(std::all_of(raw.begin(), raw.begin() + kGuardBytes, is_guard),
+             "guard bytes before the matrix were written");
+  GPU_EXPECT(std::all_of(raw.end() - kGuardBytes, raw.end(), is_guard),
+             "guard bytes behind the matrix were written");
   std::vector<std::uint16_t> bits(static_cast<std::size_t>(rows_ * ld_));
   if (!bits.empty()) std::memcpy(bits.data(), raw.data() + kGuardBytes, bits.size() * 2);
   std::vector<float> values(static_cast<std::size_t>(rows_ * cols_));

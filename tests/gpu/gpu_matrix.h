@@ -1,4 +1,5 @@
-// Matrices of small integers, whose products and sums are exact in fp16 (up to 2048) and bf16 (up to 256) in any order.
+// Matrices of small integers, whose products and sums are exact in fp16 (up to 2048) and bf16 (up to 256) in
+// any order.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,9 +20,11 @@ Integers known_a(std::int64_t seed, std::int64_t m, std::int64_t k);
 Integers known_b(std::int64_t seed, std::int64_t n, std::int64_t k);
 
 /// A[m,k] · B[n,k]^T, exact.
-std::vector<std::int32_t> multiply(const Integers& a, const Integers& b, std::int64_t m, std::int64_t n, std::int64_t k);
+std::vector<std::int32_t> multiply(const Integers& a, const Integers& b, std::int64_t m, std::int64_t n,
+                                   std::int64_t k);
 
-/// A matrix on device 0 with `ld` elements from row to row, poisoned with NaN, and with guard bytes around it.
+/// A matrix on device 0 with `ld` elements from row to row, poisoned with NaN, and with guard bytes around
+/// it.
 class DeviceMatrix {
  public:
   DeviceMatrix(std::int64_t rows, std::int64_t cols, std::int64_t ld, DType dtype);

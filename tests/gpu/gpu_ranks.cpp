@@ -11,7 +11,9 @@
 
 namespace flashoverlap::gpu_test {
 
-const char* name_of(CommunicatorKind kind) { return kind == CommunicatorKind::kNccl ? "nccl" : "local"; }
+const char* name_of(CommunicatorKind kind) {
+  return kind == CommunicatorKind::kNccl ? "nccl" : "local";
+}
 
 std::string why_no_nccl(int world_size) {
   try {
@@ -31,19 +33,23 @@ std::vector<CommunicatorKind> kinds_for(int world_size) {
   return kinds;
 }
 
-Group::Group(const GroupOptions& options) : options_(options), ranks_(static_cast<std::size_t>(options.world_size)) {
+Group::Group(const GroupOptions& options)
+    : options_(options), ranks_(static_cast<std::size_t>(options.world_size)) {
   const int ctas = std::max(1, options.communication_sms / options.world_size);
   std::vector<GpuPartition> partitions(ranks_.size());
   if (options.partitions) {
     const int left = cuda::splittable_sms(0) - options.communication_sms;
-    const int compute = options.compute_sms > 0 ? options.compute_sms : left / options.world_size / cuda::kSmGroup * cuda::kSmGroup;
+    const int compute = options.compute_sms > 0 ? options.compute_sms
+                                                : left / options.world_size / cuda::kSmGroup * cuda::kSmGroup;
     partitions = make_rehearsal(0, options.world_size, compute, options.communication_sms);
   }
-  const auto controls = make_in_process_communicators(options.world_size, {.link = {}, .timeout = options.timeout});
+  const auto controls =
+      make_in_process_communicators(options.world_size, {.link = {}, .timeout = options.timeout});
   std::vector<std::shared_ptr<Communicator>> locals;
   if (options.kind == CommunicatorKind::kLocal) {
-    locals = make_local_gpu_communicators(std::vector<int>(ranks_.size(), 0),
-                                          {.link = options.link, .max_ctas = ctas, .timeout = options.timeout});
+    locals =
+        make_local_gpu_communicators(std::vector<int>(ranks_.size(), 0),
+                                     {.link = options.link, .max_ctas = ctas, .timeout = options.timeout});
   }
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     ranks_[r].rank = static_cast<int>(r);
@@ -65,7 +71,8 @@ Group::Group(const GroupOptions& options) : options_(options), ranks_(static_cas
       rank.communicator = make_nccl_communicator(controls[static_cast<std::size_t>(rank.rank)],
                                                  {.device = 0, .max_ctas = ctas, .timeout = options.timeout});
     }
-    rank.context = std::make_unique<Context>(rank.communicator, make_cuda_executor(rank.communicator, rank.options));
+    rank.context =
+        std::make_unique<Context>(rank.communicator, make_cuda_executor(rank.communicator, rank.options));
     rank.stream = make_cuda_stream(rank.options);
   });
 }
@@ -89,10 +96,14 @@ std::vector<std::string> Group::run_all(const std::function<void(Rank&)>& body, 
 
 void Group::run(const std::function<void(Rank&)>& body) {
   const std::vector<std::string> errors = run_all(body, true);
-  const auto is_own = [](const std::string& text) { return !text.empty() && text.find("aborted") == std::string::npos; };
+  const auto is_own = [](const std::string& text) {
+    return !text.empty() && text.find("aborted") == std::string::npos;
+  };
   auto first = std::find_if(errors.begin(), errors.end(), is_own);
-  if (first == errors.end()) first = std::find_if(errors.begin(), errors.end(), [](const auto& text) { return !text.empty(); });
-  if (first != errors.end()) throw std::runtime_error("rank " + std::to_string(first - errors.begin()) + ": " + *first);
+  if (first == errors.end())
+    first = std::find_if(errors.begin(), errors.end(), [](const auto& text) { return !text.empty(); });
+  if (first != errors.end())
+    throw std::runtime_error("rank " + std::to_string(first - errors.begin()) + ": " + *first);
 }
 
 namespace {
@@ -104,7 +115,9 @@ std::map<std::pair<int, CommunicatorKind>, std::unique_ptr<Group>>& shared_group
 
 }  // namespace
 
-void release_shared_groups() { shared_groups().clear(); }
+void release_shared_groups() {
+  shared_groups().clear();
+}
 
 Group& shared_group(int world_size, CommunicatorKind kind) {
   auto& group = shared_groups()[{world_size, kind}];

@@ -1,4 +1,5 @@
-// Ranks as threads of this process, all on device 0, each with its own SMs, as the tests and benchmarks run them.
+// Ranks as threads of this process, all on device 0, each with its own SMs, as the tests and benchmarks run
+// them.
 #pragma once
 
 #include <functional>
@@ -48,8 +49,8 @@ class Group {
  public:
   explicit Group(const GroupOptions& options);
   [[nodiscard]] const GroupOptions& options() const { return options_; }
-  /// Calls `body` on one thread per rank and waits. The first rank's error (not one that another rank's abort caused, where
-  /// there is a choice) is thrown here, with the rank in front.
+  /// Calls `body` on one thread per rank and waits. The first rank's error (not one that another rank's abort
+  /// caused, where there is a choice) is thrown here, with the rank in front.
   void run(const std::function<void(Rank&)>& body);
   /// The same without abort and throw: each rank's error text, empty where there is none.
   std::vector<std::string> run_all(const std::function<void(Rank&)>& body, bool abort_on_error);
@@ -59,8 +60,8 @@ class Group {
   std::vector<Rank> ranks_;
 };
 
-/// A group with these options that lives until release_shared_groups; making NCCL communicators takes longer than most tests. Tests
-/// that break their communicators make their own.
+/// A group with these options that lives until release_shared_groups; making NCCL communicators takes longer
+/// than most tests. Tests that break their communicators make their own.
 Group& shared_group(int world_size, CommunicatorKind kind);
 /// Destroys them; to be called before main returns, while CUDA and NCCL are still there.
 void release_shared_groups();

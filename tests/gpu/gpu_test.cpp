@@ -33,7 +33,8 @@ void fail(const char* file, int line, const std::string& message) {
   throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + message);
 }
 
-void expect_error(const char* file, int line, const std::function<void()>& call, std::initializer_list<const char*> parts) {
+void expect_error(const char* file, int line, const std::function<void()>& call,
+                  std::initializer_list<const char*> parts) {
   std::string message;
   try {
     call();
@@ -42,7 +43,8 @@ void expect_error(const char* file, int line, const std::function<void()>& call,
   }
   if (message.empty()) fail(file, line, "expected an Error, none was thrown");
   for (const char* part : parts) {
-    if (message.find(part) == std::string::npos) fail(file, line, "the Error says '" + message + "', without '" + part + "'");
+    if (message.find(part) == std::string::npos)
+      fail(file, line, "the Error says '" + message + "', without '" + part + "'");
   }
 }
 
@@ -58,7 +60,8 @@ int run_tests(const std::string& filter) {
     const auto begin = std::chrono::steady_clock::now();
     const auto took = [&] {
       return static_cast<long long>(
-          std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin).count());
+          std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin)
+              .count());
     };
     try {
       test.body();
@@ -73,7 +76,8 @@ int run_tests(const std::string& filter) {
     }
     std::fflush(stdout);
   }
-  std::printf("# %d passed, %d failed, %d skipped of %d\n", passed, failed, skipped, passed + failed + skipped);
+  std::printf("# %d passed, %d failed, %d skipped of %d\n", passed, failed, skipped,
+              passed + failed + skipped);
   return failed;
 }
 

@@ -32,25 +32,27 @@ std::uint64_t seed();
 [[noreturn]] void fail(const char* file, int line, const std::string& message);
 
 /// Runs `call`, which must throw a flashoverlap::Error whose message has every one of `parts`.
-void expect_error(const char* file, int line, const std::function<void()>& call, std::initializer_list<const char*> parts);
+void expect_error(const char* file, int line, const std::function<void()>& call,
+                  std::initializer_list<const char*> parts);
 
 /// Runs all tests whose name contains `filter`. Returns the number of failures.
 int run_tests(const std::string& filter);
 
 }  // namespace flashoverlap::gpu_test
 
-#define GPU_TEST(name)                                                                              \
-  static void gpu_test_##name();                                                                    \
+#define GPU_TEST(name)                                                                                      \
+  static void gpu_test_##name();                                                                            \
   static const ::flashoverlap::gpu_test::Registration gpu_test_registration_##name(#name, gpu_test_##name); \
   static void gpu_test_##name()
 
-#define GPU_EXPECT(condition, message)                                                     \
-  do {                                                                                     \
-    if (!(condition)) {                                                                    \
-      std::ostringstream gpu_text;                                                         \
-      gpu_text << #condition << ": " << message;                                           \
-      ::flashoverlap::gpu_test::fail(__FILE__, __LINE__, gpu_text.str());                  \
-    }                                                                                      \
+#define GPU_EXPECT(condition, message)                                    \
+  do {                                                                    \
+    if (!(condition)) {                                                   \
+      std::ostringstream gpu_text;                                        \
+      gpu_text << #condition << ": " << message;                          \
+      ::flashoverlap::gpu_test::fail(__FILE__, __LINE__, gpu_text.str()); \
+    }                                                                     \
   } while (0)
 
-#define GPU_EXPECT_ERROR(call, ...) ::flashoverlap::gpu_test::expect_error(__FILE__, __LINE__, [&] { call; }, {__VA_ARGS__})
+#define GPU_EXPECT_ERROR(call, ...) \
+  ::flashoverlap::gpu_test::expect_error(__FILE__, __LINE__, [&] { call; }, {__VA_ARGS__})

@@ -1,4 +1,5 @@
-// Operators on the GPU: random shapes against exact integer references, both methods, all world sizes that share one GPU.
+// Operators on the GPU: random shapes against exact integer references, both methods, all world sizes that
+// share one GPU.
 #include <algorithm>
 #include <random>
 
@@ -15,7 +16,9 @@ constexpr int kMaxWorldSize = 4;
 class Random {
  public:
   explicit Random(std::uint64_t salt) : engine_(seed() * 1'000'003 + salt) {}
-  std::int64_t pick(std::int64_t low, std::int64_t high) { return std::uniform_int_distribution<std::int64_t>(low, high)(engine_); }
+  std::int64_t pick(std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(engine_);
+  }
   template <class T>
   T one_of(std::initializer_list<T> values) {
     return *(values.begin() + pick(0, std::ssize(values) - 1));
@@ -26,7 +29,9 @@ class Random {
 };
 
 // Rows of A and B begin at multiples of 16 bytes, whatever k is.
-std::int64_t aligned_padding(std::int64_t k, std::int64_t extra) { return (k + 7) / 8 * 8 - k + 8 * extra; }
+std::int64_t aligned_padding(std::int64_t k, std::int64_t extra) {
+  return (k + 7) / 8 * 8 - k + 8 * extra;
+}
 
 std::vector<std::int64_t> random_partition(Random& random, std::int64_t waves) {
   std::vector<std::int64_t> partition;
@@ -54,7 +59,8 @@ Case random_case(Random& random, int world_size, std::int64_t max_m, std::int64_
   call.op = random.one_of({Op::kAllReduce, Op::kReduceScatter, Op::kAllToAll});
   call.gemm.dtype = random.pick(0, 3) == 0 ? DType::kBFloat16 : DType::kFloat16;
   const auto variants = cuda::variants_for(0, call.gemm.dtype);
-  const cuda::SignalGemmVariant& variant = *variants[static_cast<std::size_t>(random.pick(0, std::ssize(variants) - 1))];
+  const cuda::SignalGemmVariant& variant =
+      *variants[static_cast<std::size_t>(random.pick(0, std::ssize(variants) - 1))];
   call.gemm.tile_m = variant.tile_rows;
   call.gemm.tile_n = variant.tile_cols;
   call.gemm.swizzle = random.pick(1, 4);
@@ -83,14 +89,17 @@ Case random_case(Random& random, int world_size, std::int64_t max_m, std::int64_
 
 void random_cases(int world_size, CommunicatorKind kind, int count, std::uint64_t salt) {
   Group& group = shared_group(world_size, kind);
-  Random random(salt + static_cast<std::uint64_t>(world_size) * 10 + (kind == CommunicatorKind::kNccl ? 1U : 0U));
+  Random random(salt + static_cast<std::uint64_t>(world_size) * 10 +
+                (kind == CommunicatorKind::kNccl ? 1U : 0U));
   for (int i = 0; i < count; ++i) {
     Case call = random_case(random, world_size, 900, 900);
     const auto shape = [&] {
       std::int64_t units = 1;
       group.run([&](Rank& rank) {
         if (rank.rank != 0) return;
-        units = rank.context->executor().suggest(call.gemm.m, call.gemm.n, call.gemm.k, call.gemm.dtype)->resources.compute_units;
+        units = rank.context->executor()
+                    .suggest(call.gemm.m, call.gemm.n, call.gemm.k, call.gemm.dtype)
+                    ->resources.compute_units;
       });
       return units;
     };
@@ -101,7 +110,9 @@ void random_cases(int world_size, CommunicatorKind kind, int count, std::uint64_
 
 }  // namespace
 
-GPU_TEST(random_shapes_one_rank) { random_cases(1, CommunicatorKind::kLocal, 10, 1); }
+GPU_TEST(random_shapes_one_rank) {
+  random_cases(1, CommunicatorKind::kLocal, 10, 1);
+}
 
 GPU_TEST(random_shapes_local) {
   for (int world = 2; world <= kMaxWorldSize; ++world) random_cases(world, CommunicatorKind::kLocal, 12, 2);
@@ -131,8 +142,14 @@ GPU_TEST(edges) {
   for (const CommunicatorKind kind : kinds_for(2)) {
     Group& group = shared_group(2, kind);
     for (const Op op : {Op::kAllReduce, Op::kReduceScatter}) {
-      for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
-               {0, 64, 64}, {64, 0, 64}, {64, 64, 0}, {1, 1, 1}, {1, 8, 8}, {3, 257, 9}, {513, 1, 16}, {257, 258, 8}}) {
+      for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{{0, 64, 64},
+                                                                            {64, 0, 64},
+                                                                            {64, 64, 0},
+                                                                            {1, 1, 1},
+                                                                            {1, 8, 8},
+                                                                            {3, 257, 9},
+                                                                            {513, 1, 16},
+                                                                            {257, 258, 8}}) {
         Case call;
         call.op = op;
         call.gemm.dtype = DType::kFloat16;
