@@ -61,6 +61,7 @@ class TuningCommands : public ::testing::Test {
 };
 
 constexpr const char* kShape = " -m 256 -n 256 -k 64 --ranks 2 --threads 1";
+constexpr const char* kUnpaced = " --link-gbps 0";
 constexpr const char* kLink = " --link-gbps 1 --link-latency-us 20";
 
 TEST_F(TuningCommands, ProfileTuneAndRunWorkTogether) {
@@ -98,13 +99,14 @@ TEST_F(TuningCommands, ProfileTuneAndRunWorkTogether) {
 TEST_F(TuningCommands, AForeignOrDamagedCacheIsRefusedAndNeverUsed) {
   const std::string cache = file("c.json");
   ASSERT_EQ(run("profile --ranks 2 --threads 1 --repetitions 1").exit_code, 0);
-  const std::string tune = std::string("tune gemm-all-reduce --cache ") + cache + kShape + kLink;
+  const std::string tune = std::string("tune gemm-all-reduce --cache ") + cache + kShape + kUnpaced;
   ASSERT_EQ(run(tune).exit_code, 0);
   const std::string sound = read(cache);
-  // Without it nothing is predicted, and what is not in the cache shows.
+  // Without it, and without a paced link, nothing is predicted: what is not in the cache shows.
   const std::string profile = file("flashoverlap/machine-2x1.json");
   std::filesystem::rename(profile, profile + ".away");
-  const std::string use = std::string("run gemm-all-reduce --iterations 1 --cache ") + cache + kShape + kLink;
+  const std::string use =
+      std::string("run gemm-all-reduce --iterations 1 --cache ") + cache + kShape + kUnpaced;
   EXPECT_EQ(run_json(use)["partition_origin"], "cache");
 
   Json foreign = Json::parse(sound);
