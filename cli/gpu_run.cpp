@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <bit>
 #include <map>
-#include <mutex>
 #include <thread>
 
+#include "checked_run.h"
 #include "core/fail.h"
 #include "cuda/check.h"
 #include "cuda/device.h"
@@ -165,36 +165,8 @@ class GpuRank {
   cuda::Event begin_, end_;
 };
 
-/// What the ranks' threads share.
-struct Shared {
-  Routing routing;
-  std::vector<Inputs> inputs;
-  std::unique_ptr<ResultCheck> check;
-  std::mutex mutex;  ///< Guards what check_both merges into result.
-  RunResult result;
-};
-
-void append(const Timeline& from, Timeline& to) {
-  to.spans.insert(to.spans.end(), from.spans.begin(), from.spans.end());
-}
-
-void check_both(GpuRank& run, int rank, Shared& shared, bool keep_timelines) {
-  Timeline serial;
-  Timeline overlap;
-  const Matrix serial_out = run.run_afresh(Method::kSerial, keep_timelines ? &serial : nullptr);
-  const Matrix& overlap_out = run.run_afresh(Method::kOverlap, keep_timelines ? &overlap : nullptr);
-  CheckResult check = shared.check->check(rank, overlap_out);
-  const CheckResult serial_check = shared.check->check(rank, serial_out);
-  if (!serial_check.correct() && check.correct()) check.wrong = "serial method: " + serial_check.wrong;
-  const std::lock_guard lock(shared.mutex);
-  shared.result.check.merge(check);
-  shared.result.equals_serial = shared.result.equals_serial && serial_out == overlap_out;
-  append(serial, shared.result.serial);
-  append(overlap, shared.result.overlap);
-}
-
 void measure_rank(const std::shared_ptr<Communicator>& communicator, const CudaOptions& cuda_options,
-                  const RunOptions& options, Shared& shared) {
+                  const RunOptions& options, SharedRun& shared) {
   const int rank = communicator->rank();
   GpuRank run(communicator, cuda_options, options.problem, shared.routing, shared.inputs[as_index(rank)]);
   shared.result.plans[as_index(rank)] = run.plan();
@@ -203,7 +175,7 @@ void measure_rank(const std::shared_ptr<Communicator>& communicator, const CudaO
                                                  run.plan().grid.tile_m());
   }
   (void)communicator->exchange(std::uint64_t{0}, {.operation = "making the reference"});
-  check_both(run, rank, shared, false);
+  run_checked(run, rank, shared, false);
   std::vector<double> gemm, communication, serial, overlap;
   for (std::int64_t i = 0; i < options.iterations; ++i) {
     serial.push_back(run.time(Method::kSerial, Mode::kRun));
@@ -211,7 +183,7 @@ void measure_rank(const std::shared_ptr<Communicator>& communicator, const CudaO
     gemm.push_back(run.time(Method::kSerial, Mode::kGemmOnly));
     communication.push_back(run.time(Method::kSerial, Mode::kCommunicationOnly));
   }
-  check_both(run, rank, shared, true);
+  run_checked(run, rank, shared, true);
   if (rank != 0) return;
   shared.result.times = {.gemm_us = median(gemm),
                          .communication_us = median(communication),
@@ -236,7 +208,7 @@ RunResult measure_on_gpus(const RunOptions& options, const GpuOptions& gpu) {
     core::fail(ErrorKind::kUnsupported, "--link-gbps {}: NCCL cannot be paced; use --comm local",
                options.link.bandwidth_gbps);
   }
-  Shared shared;
+  SharedRun shared;
   shared.routing = problem.op == Op::kGemmAllToAll ? make_routing(problem) : Routing{};
   for (int rank = 0; rank < problem.ranks; ++rank) shared.inputs.push_back(make_inputs(problem, rank));
   shared.result.plans.resize(as_index(problem.ranks));

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <mutex>
 
+#include "checked_run.h"
 #include "process_ranks.h"
 
 namespace flashoverlap::cli {
@@ -110,36 +110,6 @@ class RankRun {
   Operands operands_;
 };
 
-/// What the ranks' threads share.
-struct Shared {
-  Routing routing;
-  std::vector<Inputs> inputs;
-  std::unique_ptr<ResultCheck> check;
-  std::mutex mutex;  ///< Guards what run_checked merges into result.
-  RunResult result;
-};
-
-/// Runs serial and overlapped once, checks both, keeps the worse. Timelines are kept when `keep_timelines`.
-void run_checked(RankRun& run, Shared& shared, bool keep_timelines) {
-  const int rank = run.context().communicator().rank();
-  Timeline serial;
-  Timeline overlap;
-  const Matrix serial_out = run.run_afresh(Method::kSerial, keep_timelines ? &serial : nullptr);
-  const Matrix& overlap_out = run.run_afresh(Method::kOverlap, keep_timelines ? &overlap : nullptr);
-  CheckResult check = shared.check->check(rank, overlap_out);
-  const CheckResult serial_check = shared.check->check(rank, serial_out);
-  if (!serial_check.correct() && check.correct()) check.wrong = "serial method: " + serial_check.wrong;
-
-  const std::lock_guard lock(shared.mutex);
-  shared.result.check.merge(check);
-  shared.result.equals_serial = shared.result.equals_serial && serial_out == overlap_out;
-  const auto append = [](const Timeline& from, Timeline& to) {
-    to.spans.insert(to.spans.end(), from.spans.begin(), from.spans.end());
-  };
-  append(serial, shared.result.serial);
-  append(overlap, shared.result.overlap);
-}
-
 /// What the busiest rank puts on the wire for the whole communication. See LinkModel for the formulas.
 double bytes_on_the_wire(const ProblemOptions& options, const Routing& routing) {
   const auto ranks = static_cast<double>(options.ranks);
@@ -163,7 +133,7 @@ double bytes_on_the_wire(const ProblemOptions& options, const Routing& routing) 
 }
 
 /// The GEMM alone, timed a few times: what pacing and prediction go by.
-GemmSample time_gemm(const ProblemOptions& options, const Shared& shared) {
+GemmSample time_gemm(const ProblemOptions& options, const SharedRun& shared) {
   constexpr std::int64_t kCalls = 3;
   Stopwatch gemm(options.ranks, kCalls);
   GemmSample sample{.m = options.m, .n = options.n, .k = options.k, .dtype = options.dtype};
@@ -200,7 +170,7 @@ struct Stopwatches {
 };
 
 void measure_rank(const std::shared_ptr<Communicator>& communicator, const RunOptions& options,
-                  Shared& shared, Stopwatches& watches) {
+                  SharedRun& shared, Stopwatches& watches) {
   const int rank = communicator->rank();
   const auto index = static_cast<std::size_t>(rank);
   RankRun run(communicator, options.problem, shared.routing, shared.inputs[index]);
@@ -214,7 +184,7 @@ void measure_rank(const std::shared_ptr<Communicator>& communicator, const RunOp
   // The others may use the check only once rank 0 has made it.
   communicator->exchange(std::uint64_t{0}, {.operation = "making the reference"});
 
-  run_checked(run, shared, false);
+  run_checked(run, rank, shared, false);
   for (std::int64_t i = 0; i < options.iterations; ++i) {
     watches.serial.time(*communicator, i, [&] { run.run(Method::kSerial, Mode::kRun); });
     watches.overlap.time(*communicator, i, [&] { run.run(Method::kOverlap, Mode::kRun); });
@@ -222,11 +192,11 @@ void measure_rank(const std::shared_ptr<Communicator>& communicator, const RunOp
     watches.communication.time(*communicator, i, [&] { run.run(Method::kSerial, Mode::kCommunicationOnly); });
   }
   communicator->exchange(std::uint64_t{0}, {.operation = "last checked run"});
-  run_checked(run, shared, true);
+  run_checked(run, rank, shared, true);
 }
 
 /// Every process then has the whole result, so that all end with the same exit code.
-void gather_results(Shared& shared, Stopwatches& watches, Communicator& communicator) {
+void gather_results(SharedRun& shared, Stopwatches& watches, Communicator& communicator) {
   for (Stopwatch* watch : {&watches.gemm, &watches.communication, &watches.serial, &watches.overlap}) {
     watch->gather_from(communicator);
   }
@@ -254,7 +224,7 @@ void gather_results(Shared& shared, Stopwatches& watches, Communicator& communic
 RunResult measure(const RunOptions& options) {
   const ProblemOptions& problem = options.problem;
   require_memory(memory_estimate(problem));
-  Shared shared;
+  SharedRun shared;
   shared.routing = problem.op == Op::kGemmAllToAll ? make_routing(problem) : Routing{};
   for (int rank = 0; rank < problem.ranks; ++rank) shared.inputs.push_back(make_inputs(problem, rank));
   shared.result.plans.resize(static_cast<std::size_t>(problem.ranks));

@@ -1,5 +1,7 @@
 #include "ops/choose.h"
 
+#include <cstdint>
+
 namespace flashoverlap::ops {
 namespace {
 
@@ -30,11 +32,6 @@ void choose_tile(PlanOptions& options) {
   if (options.tile_m == 0) options.tile_m = tile.rows;
   if (options.tile_n == 0) options.tile_n = tile.cols;
   if (options.swizzle == 0) options.swizzle = 1;
-}
-
-std::vector<std::int64_t> choose_partition(const PlanOptions& /*options*/, TransferKind /*collective*/,
-                                           std::int64_t waves, const Communicator& /*communicator*/) {
-  return default_partition(waves);
 }
 
 }  // namespace flashoverlap::ops

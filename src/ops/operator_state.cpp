@@ -68,9 +68,7 @@ PreparedPlans prepare_plans(Context& context, PlanOptions options, const PlanRec
     take_suggestion(context.executor(), options);
     choose_tile(options);
     const std::int64_t waves = recipe.waves(options);
-    if (options.partition.empty()) {
-      options.partition = choose_partition(options, recipe.collective, waves, context.communicator());
-    }
+    if (options.partition.empty()) options.partition = default_partition(waves);
     OverlapPlan overlap = recipe.build(options);
     OverlapPlan serial = recipe.build(without_overlap(options, waves));
     plan::AgreementHash agreement;
