@@ -241,7 +241,7 @@ RunResult measure(const RunOptions& options) {
   Stopwatches watches(problem.ranks, options.iterations);
   run_problem(tuned.problem, shared.result.link, [&](const std::shared_ptr<Communicator>& communicator) {
     measure_rank(communicator, tuned, shared, watches);
-    shared.result.communicator = communicator->name();
+    if (communicator->rank() == 0 || problem.is_job) shared.result.communicator = communicator->name();
     if (problem.is_job) gather_results(shared, watches, *communicator);
   });
   shared.result.times = {.gemm_us = watches.gemm.median_us(),
