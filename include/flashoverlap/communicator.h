@@ -22,11 +22,14 @@ class Stream {
   virtual void synchronize() = 0;
 };
 
+class SymmetricHeap;
+
 /// Says in an error message what a communication call was for. Views must outlive the call's completion.
 struct TransferLabel {
   std::string_view operation = {};  ///< For example "gemm-all-reduce m=4096 n=4096 k=1024".
   std::int64_t group = -1;          ///< Wave group or slice that set it off; -1: none.
   std::int64_t transfer = -1;       ///< Index in the plan; -1: none.
+  std::int64_t slice = -1;          ///< Slice of the plan that the call brings; -1: none.
 };
 
 /// Talks to the other ranks of one group. One object per rank.
@@ -90,6 +93,10 @@ class Communicator {
   /// A communicator of the listed ranks (of this communicator), which get ranks 0, 1, … in the order listed.
   /// Every listed rank must call it, with the same list; other ranks need not.
   [[nodiscard]] virtual std::shared_ptr<Communicator> subgroup(std::span<const int> ranks) = 0;
+
+  /// Memory of the ranks that they can write into directly, see symmetric_heap.h; null where the provider has
+  /// none. Lives as long as this communicator.
+  [[nodiscard]] virtual SymmetricHeap* symmetric_heap() { return nullptr; }
 
   /// Makes every rank's pending and future calls throw Error(kCommunication) with this rank and reason. Never
   /// throws, may be called from any thread and repeatedly; the first reason stays.
