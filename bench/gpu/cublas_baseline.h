@@ -34,9 +34,9 @@ class CublasGemm {
         cublasLtMatmulDescSetAttribute(op_, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
     const std::int32_t sms = num_sms;
     BENCH_CUBLAS(cublasLtMatmulDescSetAttribute(op_, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms));
-    BENCH_CUBLAS(cublasLtMatrixLayoutCreate(&layout_b_, type, k, n, k));
-    BENCH_CUBLAS(cublasLtMatrixLayoutCreate(&layout_a_, type, k, m, k));
-    BENCH_CUBLAS(cublasLtMatrixLayoutCreate(&layout_d_, type, n, m, n));
+    make_layout(&layout_b_, type, k, n);
+    make_layout(&layout_a_, type, k, m);
+    make_layout(&layout_d_, type, n, m);
     cublasLtMatmulPreference_t preference;
     BENCH_CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
     BENCH_CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -69,6 +69,11 @@ class CublasGemm {
   }
 
  private:
+  static void make_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, int rows, int columns) {
+    BENCH_CUBLAS(cublasLtMatrixLayoutCreate(layout, type, static_cast<std::uint64_t>(rows),
+                                            static_cast<std::uint64_t>(columns), rows));
+  }
+
   static constexpr int kMaxAlgorithms = 16;
   cublasLtHandle_t handle_;
   const void* a_;

@@ -48,7 +48,7 @@ struct Options {
 template <class T>
 struct Buffer {
   explicit Buffer(std::int64_t count) {
-    BENCH_CUDA(cudaMalloc(&data, std::max<std::int64_t>(count, 1) * sizeof(T)));
+    BENCH_CUDA(cudaMalloc(&data, static_cast<std::size_t>(std::max<std::int64_t>(count, 1)) * sizeof(T)));
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -186,6 +186,7 @@ class ShapeBench {
   static constexpr std::int64_t kWorkspaceBytes = 64 << 20;
   static constexpr int kSearchRounds = 3;
   std::int64_t size() const { return 1LL * shape_.m * shape_.n; }
+  std::size_t bytes() const { return static_cast<std::size_t>(size()) * sizeof(Element); }
 
   // Sustained: each contender alone, long enough to reach the power limit; clock and power are read while it
   // runs.
@@ -289,13 +290,13 @@ class ShapeBench {
   // counters.
   bool check(const Candidate& candidate) {
     BENCH_CUDA(cudaMemsetAsync(counters_.data, 0, kGroups * sizeof(std::uint32_t), stream_));
-    BENCH_CUDA(cudaMemsetAsync(packed_.data, 0xff, size() * sizeof(Element), stream_));
+    BENCH_CUDA(cudaMemsetAsync(packed_.data, 0xff, bytes(), stream_));
     candidate.gemm->launch(stream_);
-    BENCH_CUDA(cudaMemsetAsync(d_.data, 0xff, size() * sizeof(Element), stream_));
+    BENCH_CUDA(cudaMemsetAsync(d_.data, 0xff, bytes(), stream_));
     bench::unpack_tiles(candidate.schedule->device_places->data, candidate.schedule->tables.num_positions,
                         packed_.data, d_.data, shape_.n, stream_);
     const unsigned packed_errors = count_errors();
-    BENCH_CUDA(cudaMemsetAsync(d_.data, 0xff, size() * sizeof(Element), stream_));
+    BENCH_CUDA(cudaMemsetAsync(d_.data, 0xff, bytes(), stream_));
     candidate.plain->launch(stream_);
     const unsigned plain_errors = count_errors();
     std::vector<std::uint32_t> counters(kGroups);
