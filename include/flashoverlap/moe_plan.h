@@ -24,6 +24,7 @@ namespace flashoverlap {
 /// What becomes of rows between groups (paper, section 4.5; our own are beyond the paper).
 enum class MoePadding {
   kPaper,   ///< Every group is padded with zero rows to a multiple of the tile height, as Algorithm 1 does.
+            ///< With one rank, where nothing travels, as kRagged.
   kRagged,  ///< Tiles end at the end of their group; the last band of a group has fewer rows. Nothing is
             ///< padded.
   kShared,  ///< Tiles run on over the groups of one expert, and only an expert's last band is ragged: the
@@ -105,7 +106,8 @@ struct MoeLayout {
   std::vector<MoeGroup> groups;  ///< In row order.
   std::int64_t rows = 0;         ///< Padding included.
   std::int64_t valid_rows = 0;
-  std::int64_t send_rows = 0;  ///< Of this rank: rows that it sends, those for its own experts included.
+  std::int64_t send_rows = 0;  ///< Of this rank: its (token, slot) pairs that go to an expert, wherever it is.
+  std::int64_t own_rows = 0;   ///< Of these, for its own experts.
 };
 
 /// Algorithm 1, first part: the row layout. Throws Error(kBadArgument) naming the option or count.
@@ -133,8 +135,10 @@ struct MoeBand {
 };
 
 /// Algorithm 1, second part: the bands in the order in which the second GEMM computes them. Rule (i): bands
-/// with remote rows before all others. Rule (ii): experts with more remote bands first. kOwnerMajor: owners
-/// in the order rank + 1, rank + 2, …, each rule (ii) inside.
+/// with remote rows before all others. Rule (ii), kExpertMajor: experts with more remote bands first, all
+/// owners of one after the other. kOwnerMajor: owners in the order rank + 1, rank + 2, …, so that receivers
+/// are not all sent to by everybody at once, and in each the experts in their order, so that what an owner
+/// gets is one run.
 [[nodiscard]] std::vector<MoeBand> moe_bands(const MoePlanOptions& options, const MoeCounts& counts);
 
 /// Bands [first_band, first_band + num_bands) of the schedule.
@@ -167,8 +171,9 @@ struct MoeWaste {
                                                double unit_gbps, double link_gbps);
 
 /// The first expert GEMM with the dispatch hidden behind it: out[expert rows, n] = rows · B_expert^T.
-///   A        [layout.rows + layout.send_rows, k]: the expert rows, then this rank's send rows, which the
-///            caller has put there; so are this rank's own rows, and zeros in padding
+///   A        [layout.rows + layout.send_rows - layout.own_rows, k]: the expert rows, then this rank's send rows
+///            for other ranks. The caller has put the latter there, and in the expert rows this rank's own rows
+///            and zeros in padding
 ///   B        [experts of this rank, n, k]
 ///   schedule this rank's own rows first, then owners in order of arrival: rank - 1, rank - 2, …
 ///   gates    each tile by the slices of the owners whose rows it has
@@ -181,6 +186,14 @@ struct MoeWaste {
 /// Groups are segments (kPut) or equal shares of the schedule (kCollective).
 [[nodiscard]] OverlapPlan plan_moe_combine(const MoePlanOptions& options, const MoeCounts& counts,
                                            std::int64_t n, std::int64_t k);
+
+/// The plans of all ranks; quicker than one by one. `options.rank` is not looked at.
+[[nodiscard]] std::vector<OverlapPlan> plan_moe_dispatch_all(const MoePlanOptions& options,
+                                                             const MoeCounts& counts, std::int64_t n,
+                                                             std::int64_t k);
+[[nodiscard]] std::vector<OverlapPlan> plan_moe_combine_all(const MoePlanOptions& options,
+                                                            const MoeCounts& counts, std::int64_t n,
+                                                            std::int64_t k);
 
 /// Layout, bands, combine plan, segments and waste of one rank, as `flashoverlap plan moe-layer` prints them.
 [[nodiscard]] std::string moe_plan_text(const MoePlanOptions& options, const MoeCounts& counts);

@@ -1,0 +1,184 @@
+#include <algorithm>
+#include <numeric>
+
+#include "plan/arithmetic.h"
+#include "plan/builder.h"
+#include "plan/moe_world.h"
+
+/// The first expert GEMM with the dispatch hidden behind it.
+namespace flashoverlap {
+namespace plan {
+namespace {
+
+constexpr std::string_view kOperation = "moe-dispatch";
+
+/// Steps until the rows of `owner` come: every rank puts to its next one first.
+std::int32_t steps_of(std::int32_t rank, std::int32_t owner, std::int32_t world_size) {
+  return (rank - owner + world_size) % world_size;
+}
+
+/// Tiles whose rows are here or come first, first. Of equal ones those of one band stay together.
+std::vector<std::int64_t> by_arrival(const OverlapPlan& plan, const MoeLayout& layout) {
+  std::vector<std::int32_t> steps(index(plan.grid.num_tiles()), 0);
+  std::size_t group = 0;
+  for (std::int64_t t = 0; t < plan.grid.num_tiles(); ++t) {
+    const Tile& tile = plan.grid.tile(t);
+    while (layout.groups[group].row_begin + layout.groups[group].padded_rows <= tile.row_begin) ++group;
+    for (std::size_t g = group;
+         g < layout.groups.size() && layout.groups[g].row_begin < tile.row_begin + tile.rows; ++g) {
+      if (layout.groups[g].rows == 0) continue;
+      steps[index(t)] =
+          std::max(steps[index(t)], steps_of(plan.rank, layout.groups[g].owner, plan.world_size));
+    }
+    // Tiles are in row order but for the columns of one band, which begin at the same row.
+  }
+  std::vector<std::int64_t> order(index(plan.grid.num_tiles()));
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  std::ranges::stable_sort(order, {}, [&](std::int64_t t) { return steps[index(t)]; });
+  return order;
+}
+
+/// Every tile waits for the slices whose rows it reads.
+void add_gates(OverlapPlan& plan, std::int64_t k) {
+  struct Rows {
+    std::int64_t begin;
+    std::int64_t end;
+    std::int64_t slice;
+  };
+  std::vector<Rows> rows;
+  for (std::int64_t s = 0; s < std::ssize(plan.slices); ++s) {
+    const Region& region = plan.slices[index(s)].region;
+    if (region.count == 0) continue;
+    rows.push_back({region.offset / k, (region.offset + region.count) / k, s});
+  }
+  std::ranges::sort(rows, {}, &Rows::begin);
+  for (std::int64_t t = 0; t < plan.grid.num_tiles(); ++t) {
+    const Tile& tile = plan.grid.tile(t);
+    auto it = std::ranges::partition_point(rows, [&](const Rows& r) { return r.end <= tile.row_begin; });
+    for (; it != rows.end() && it->begin < tile.row_begin + tile.rows; ++it) {
+      plan.gates.push_back({.tile = t, .slice = it->slice, .point = GatePoint::kStart});
+    }
+  }
+}
+
+void dispatch_by_puts(MoeWorld& world, OverlapPlan& plan, std::int64_t k) {
+  const MoeLayout& layout = world.layout(plan.rank);
+  for (const MoeArrival& arrival : world.arrivals(plan.rank)) {
+    plan.slices.push_back({arrival.owner, {BufferKind::kInput, arrival.row_begin * k, arrival.rows * k}});
+  }
+  const std::int64_t own_begin = [&] {
+    std::int64_t rows = 0;
+    for (std::int64_t e = 0; e < world.first_expert(plan.rank); ++e) rows += world.counts().at(plan.rank, e);
+    return rows;
+  }();
+  const auto consumers =
+      static_cast<std::int32_t>(std::max<std::int64_t>(1, plan.resources.communication_units));
+  for (std::int32_t step = 1; step < plan.world_size; ++step) {
+    const std::int32_t peer = (plan.rank + step) % plan.world_size;
+    const std::vector<MoeArrival>& arrivals = world.arrivals(peer);
+    auto it = std::ranges::lower_bound(arrivals, plan.rank, {}, &MoeArrival::owner);
+    for (; it != arrivals.end() && it->owner == plan.rank; ++it) {
+      // Send rows for this rank itself are not among those behind the expert rows.
+      const std::int64_t skipped = it->owner_row > own_begin ? layout.own_rows : 0;
+      const std::int64_t from = layout.rows + it->owner_row - skipped;
+      const auto number = static_cast<std::int32_t>(std::ssize(plan.transfers));
+      plan.transfers.push_back({.kind = TransferKind::kPut,
+                                .trigger = {},
+                                .channel = number % consumers,
+                                .peer = peer,
+                                .source = {BufferKind::kInput, from * k, it->rows * k},
+                                .destination = {BufferKind::kInput, it->row_begin * k, it->rows * k},
+                                .send_counts = {},
+                                .receive_counts = {},
+                                .slice = it - arrivals.begin()});
+    }
+  }
+  if (!plan.transfers.empty()) return;
+  // Ranks open their memory to each other in calls that have puts, so all of them must have one.
+  const Region nothing{BufferKind::kInput, 0, 0};
+  plan.transfers.push_back({.kind = TransferKind::kPut,
+                            .trigger = {},
+                            .channel = 0,
+                            .peer = plan.rank,
+                            .source = nothing,
+                            .destination = nothing,
+                            .send_counts = {},
+                            .receive_counts = {},
+                            .slice = std::ssize(plan.slices)});
+  plan.slices.push_back({plan.rank, nothing});
+}
+
+void dispatch_by_all_to_all(MoeWorld& world, OverlapPlan& plan, std::int64_t k) {
+  const MoeLayout& layout = world.layout(plan.rank);
+  const std::int64_t sent = layout.send_rows - layout.own_rows;
+  const std::int64_t received = layout.valid_rows - layout.own_rows;
+  Transfer transfer{.kind = TransferKind::kAllToAll,
+                    .trigger = {},
+                    .source = {BufferKind::kInput, layout.rows * k, sent * k},
+                    .destination = {BufferKind::kInput, 0, received * k},
+                    .send_counts = std::vector<std::int64_t>(index(plan.world_size), 0),
+                    .receive_counts = std::vector<std::int64_t>(index(plan.world_size), 0),
+                    .slice = 0};
+  for (std::int32_t peer = 0; peer < plan.world_size; ++peer) {
+    if (peer == plan.rank) continue;
+    for (std::int64_t e = world.first_expert(peer); e < world.first_expert(peer + 1); ++e) {
+      transfer.send_counts[index(peer)] += world.counts().at(plan.rank, e) * k;
+    }
+    for (std::int64_t e = world.first_expert(plan.rank); e < world.first_expert(plan.rank + 1); ++e) {
+      transfer.receive_counts[index(peer)] += world.counts().at(peer, e) * k;
+    }
+  }
+  plan.slices.push_back({plan.rank, transfer.destination});
+  plan.transfers.push_back(std::move(transfer));
+}
+
+}  // namespace
+
+OverlapPlan moe_dispatch_plan(MoeWorld& world, std::int32_t rank, std::int64_t n, std::int64_t k) {
+  const MoePlanOptions options = world.options_of(rank);
+  const MoeLayout& layout = world.layout(rank);
+  std::vector<Problem> problems = moe_problems(options, layout, n, true);
+  // An empty problem at their end makes the send rows part of A.
+  const std::int64_t send_end = layout.rows + layout.send_rows - layout.own_rows;
+  problems.push_back({.row_begin = send_end, .rows = 0, .col_begin = 0, .cols = n, .weight = 0});
+  PlanOptions shared;
+  shared.rank = rank;
+  shared.world_size = options.world_size;
+  shared.dtype = options.dtype;
+  shared.m = layout.rows;
+  shared.n = n;
+  shared.k = k;
+  shared.resources = options.resources;
+  OverlapPlan plan = start_plan(kOperation, shared, TileGrid(problems, k, options.tile_m, options.tile_n));
+  plan.agreement = world.agreement(kOperation, n, k);
+  plan.schedule = by_arrival(plan, layout);
+  plan.groups.push_back({0, plan.grid.num_tiles()});
+  if (options.world_size == 1) return plan;
+  if (options.transport == MoeTransport::kPut) {
+    dispatch_by_puts(world, plan, k);
+  } else {
+    dispatch_by_all_to_all(world, plan, k);
+  }
+  if (k > 0) add_gates(plan, k);
+  return plan;
+}
+
+}  // namespace plan
+
+OverlapPlan plan_moe_dispatch(const MoePlanOptions& options, const MoeCounts& counts, std::int64_t n,
+                              std::int64_t k) {
+  plan::MoeWorld world(options, counts);
+  return plan::moe_dispatch_plan(world, options.rank, n, k);
+}
+
+std::vector<OverlapPlan> plan_moe_dispatch_all(const MoePlanOptions& options, const MoeCounts& counts,
+                                               std::int64_t n, std::int64_t k) {
+  plan::MoeWorld world(options, counts);
+  std::vector<OverlapPlan> plans;
+  for (std::int32_t rank = 0; rank < options.world_size; ++rank) {
+    plans.push_back(plan::moe_dispatch_plan(world, rank, n, k));
+  }
+  return plans;
+}
+
+}  // namespace flashoverlap

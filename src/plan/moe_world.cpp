@@ -1,0 +1,250 @@
+#include "plan/moe_world.h"
+
+#include <algorithm>
+
+#include "core/fail.h"
+#include "plan/agreement.h"
+#include "plan/arithmetic.h"
+
+namespace flashoverlap {
+namespace plan {
+namespace {
+
+/// Rows of an owner that lie together at the receiver and at the owner travel together.
+std::vector<MoeArrival> arrivals_of(const MoePlanOptions& options, const MoeLayout& layout) {
+  std::vector<MoeArrival> arrivals;
+  for (const MoeGroup& group : layout.groups) {
+    if (group.owner == options.rank || group.rows == 0) continue;
+    const bool joins = options.order == MoeOrder::kOwnerMajor && !arrivals.empty() &&
+                       arrivals.back().owner == group.owner &&
+                       arrivals.back().row_begin + arrivals.back().rows == group.row_begin;
+    if (joins) {
+      arrivals.back().rows += group.rows;
+    } else {
+      arrivals.push_back({group.owner, group.row_begin, group.rows, group.owner_row});
+    }
+  }
+  std::ranges::stable_sort(arrivals, {}, &MoeArrival::owner);
+  return arrivals;
+}
+
+/// The parts of rows [begin, end) of one expert, by owner; `group` is the first group that can have any.
+std::vector<MoeBandPart> parts_of(const std::vector<MoeGroup>& groups, std::size_t group, std::int64_t expert,
+                                  std::int64_t begin, std::int64_t end) {
+  std::vector<MoeBandPart> parts;
+  for (; group < groups.size() && groups[group].expert == expert && groups[group].row_begin < end; ++group) {
+    const MoeGroup& g = groups[group];
+    const std::int64_t first = std::max(begin, g.row_begin);
+    const std::int64_t last = std::min(end, g.row_begin + g.rows);
+    if (first >= last) continue;
+    parts.push_back({g.owner, g.owner_row + first - g.row_begin, first, last - first});
+  }
+  return parts;
+}
+
+void add_bands(std::vector<PlacedBand>& bands, const MoePlanOptions& options,
+               const std::vector<MoeGroup>& groups, std::size_t group, std::int64_t problem,
+               std::int64_t begin, std::int64_t rows) {
+  for (std::int64_t row = 0; row < rows; row += options.tile_m) {
+    PlacedBand placed;
+    placed.band.expert = groups[group].expert;
+    placed.band.row_begin = begin + row;
+    placed.band.rows = std::min(options.tile_m, rows - row);
+    placed.band.parts =
+        parts_of(groups, group, placed.band.expert, begin + row, begin + row + placed.band.rows);
+    placed.problem = problem;
+    placed.row_in_problem = row / options.tile_m;
+    placed.remote = placed.band.remote(options.rank);
+    bands.push_back(std::move(placed));
+  }
+}
+
+/// In row order.
+std::vector<PlacedBand> cut_into_bands(const MoePlanOptions& options, const MoeLayout& layout) {
+  std::vector<PlacedBand> bands;
+  std::int64_t problem = 0;
+  for (std::size_t g = 0; g < layout.groups.size(); ++problem) {
+    const MoeGroup& group = layout.groups[g];
+    std::int64_t rows = group.padded_rows;
+    std::size_t next = g + 1;
+    while (options.padding == MoePadding::kShared && next < layout.groups.size() &&
+           layout.groups[next].expert == group.expert) {
+      rows += layout.groups[next++].padded_rows;
+    }
+    add_bands(bands, options, layout.groups, g, problem, group.row_begin, rows);
+    g = next;
+  }
+  return bands;
+}
+
+std::vector<MoeRun> runs_of(const std::vector<PlacedBand>& bands, const MoeSegment& segment) {
+  std::vector<MoeRun> runs;
+  const auto end = index(segment.first_band + segment.num_bands);
+  for (std::size_t b = index(segment.first_band); b < end; ++b) {
+    for (std::size_t p = 0; p < bands[b].band.parts.size(); ++p) {
+      const MoeBandPart& part = bands[b].band.parts[p];
+      const bool joins = !runs.empty() && runs.back().destination == part.destination &&
+                         runs.back().destination_row + runs.back().rows == part.destination_row;
+      if (!joins) runs.push_back({part.destination, part.destination_row, 0, {}});
+      runs.back().rows += part.rows;
+      runs.back().parts.push_back({b, p});
+    }
+  }
+  return runs;
+}
+
+void order_by_expert(std::vector<PlacedBand>& bands) {
+  std::map<std::int64_t, std::int64_t> remote;
+  for (const PlacedBand& placed : bands) remote[placed.band.expert] += placed.remote ? 1 : 0;
+  std::ranges::stable_sort(bands, [&](const PlacedBand& a, const PlacedBand& b) {
+    if (a.remote != b.remote) return a.remote;
+    return remote[a.band.expert] > remote[b.band.expert];
+  });
+}
+
+void order_by_owner(const MoePlanOptions& options, std::vector<PlacedBand>& bands) {
+  const auto distance = [&](const PlacedBand& placed) {
+    const std::int32_t owner = placed.band.parts.front().destination;
+    const std::int32_t steps = (owner - options.rank + options.world_size) % options.world_size;
+    return steps == 0 ? options.world_size : steps;
+  };
+  std::ranges::stable_sort(
+      bands, [&](const PlacedBand& a, const PlacedBand& b) { return distance(a) < distance(b); });
+}
+
+}  // namespace
+
+MoeWorld::MoeWorld(const MoePlanOptions& options, const MoeCounts& counts)
+    : options_(options), counts_(counts) {
+  check_moe(options, counts);
+}
+
+MoePlanOptions MoeWorld::options_of(std::int32_t rank) const {
+  MoePlanOptions options = options_;
+  options.rank = rank;
+  return options;
+}
+
+std::int64_t MoeWorld::first_expert(std::int32_t rank) const {
+  return flashoverlap::first_expert(options_.num_experts, options_.world_size, rank);
+}
+
+const MoeLayout& MoeWorld::layout(std::int32_t rank) {
+  const auto found = layouts_.find(rank);
+  if (found != layouts_.end()) return found->second;
+  return layouts_.emplace(rank, moe_layout(options_of(rank), counts_)).first->second;
+}
+
+const std::vector<MoeArrival>& MoeWorld::arrivals(std::int32_t rank) {
+  const auto found = arrivals_.find(rank);
+  if (found != arrivals_.end()) return found->second;
+  return arrivals_.emplace(rank, arrivals_of(options_of(rank), layout(rank))).first->second;
+}
+
+const std::vector<PlacedBand>& MoeWorld::bands(std::int32_t rank) {
+  const auto found = bands_.find(rank);
+  if (found != bands_.end()) return found->second;
+  const MoePlanOptions options = options_of(rank);
+  std::vector<PlacedBand> bands = cut_into_bands(options, layout(rank));
+  if (options.order == MoeOrder::kExpertMajor) {
+    order_by_expert(bands);
+  } else {
+    order_by_owner(options, bands);
+  }
+  return bands_.emplace(rank, std::move(bands)).first->second;
+}
+
+const std::vector<MoeSegment>& MoeWorld::segments(std::int32_t rank) {
+  const auto found = segments_.find(rank);
+  if (found != segments_.end()) return found->second;
+  const std::vector<PlacedBand>& all = bands(rank);
+  const std::int64_t remote = std::ranges::count_if(all, &PlacedBand::remote);
+  return segments_.emplace(rank, moe_segments(remote, std::ssize(all) - remote, options_.segment_bands))
+      .first->second;
+}
+
+const std::vector<std::vector<MoeRun>>& MoeWorld::runs(std::int32_t rank) {
+  const auto found = runs_.find(rank);
+  if (found != runs_.end()) return found->second;
+  std::vector<std::vector<MoeRun>> runs;
+  for (const MoeSegment& segment : segments(rank)) runs.push_back(runs_of(bands(rank), segment));
+  return runs_.emplace(rank, std::move(runs)).first->second;
+}
+
+const std::vector<MoeIncoming>& MoeWorld::incoming(std::int32_t rank) {
+  if (incoming_.empty()) {
+    incoming_.resize(index(options_.world_size));
+    for (std::int32_t source = 0; source < options_.world_size; ++source) {
+      for (const auto& of_segment : runs(source)) {
+        for (const MoeRun& run : of_segment) incoming_[index(run.destination)].push_back({source, &run});
+      }
+    }
+  }
+  return incoming_[index(rank)];
+}
+
+std::int64_t MoeWorld::first_slice(std::int32_t source, std::int32_t destination) {
+  const std::vector<MoeIncoming>& all = incoming(destination);
+  return std::ranges::lower_bound(all, source, {}, &MoeIncoming::source) - all.begin();
+}
+
+std::uint64_t MoeWorld::agreement(std::string_view operation, std::int64_t n, std::int64_t k) const {
+  PlanOptions shared;
+  shared.world_size = options_.world_size;
+  shared.dtype = options_.dtype;
+  shared.n = n;
+  shared.k = k;
+  shared.tile_m = options_.tile_m;
+  shared.tile_n = options_.tile_n;
+  AgreementHash hash = hash_options(operation, shared, {});
+  hash.add(options_.num_experts);
+  hash.add(name_of(options_.padding));
+  hash.add(name_of(options_.order));
+  hash.add(name_of(options_.transport));
+  hash.add(options_.segment_bands);
+  hash.add(options_.collective_groups);
+  hash.add(std::span(counts_.rows));
+  return hash.value();
+}
+
+std::vector<Problem> moe_problems(const MoePlanOptions& options, const MoeLayout& layout, std::int64_t n,
+                                  bool with_padding) {
+  const std::int64_t first =
+      flashoverlap::first_expert(options.num_experts, options.world_size, options.rank);
+  std::vector<Problem> problems;
+  for (const MoeGroup& group : layout.groups) {
+    const std::int64_t rows = with_padding ? group.padded_rows : group.rows;
+    if (options.padding == MoePadding::kShared && !problems.empty() &&
+        problems.back().weight == group.expert - first) {
+      problems.back().rows += rows;
+      continue;
+    }
+    problems.push_back({.row_begin = group.row_begin,
+                        .rows = rows,
+                        .col_begin = 0,
+                        .cols = n,
+                        .weight = group.expert - first});
+  }
+  return problems;
+}
+
+TileIndex::TileIndex(const std::vector<Problem>& problems, std::int64_t n, std::int64_t tile_m,
+                     std::int64_t tile_n)
+    : cols(ceil_div(n, tile_n)) {
+  std::int64_t next = 0;
+  for (const Problem& problem : problems) {
+    first.push_back(next);
+    next += ceil_div(problem.rows, tile_m) * cols;
+  }
+}
+
+}  // namespace plan
+
+std::vector<MoeBand> moe_bands(const MoePlanOptions& options, const MoeCounts& counts) {
+  plan::MoeWorld world(options, counts);
+  std::vector<MoeBand> bands;
+  for (const plan::PlacedBand& placed : world.bands(options.rank)) bands.push_back(placed.band);
+  return bands;
+}
+
+}  // namespace flashoverlap
