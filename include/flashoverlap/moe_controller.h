@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 /// Adaptation of a MoE layer at run time, which arXiv 2607.19539 leaves to future work.
 namespace flashoverlap {
@@ -76,8 +77,7 @@ class MoeController {
   double barred_us_ = 0;
   Wish last_wish_ = Wish::kStay;
   std::int64_t in_a_row_ = 0;
-  std::int64_t calls_here_ = 0;  // since the setting changed
-  double sum_us_ = 0;            // of the last calls here
+  std::vector<double> recent_us_;  // the last `patience` calls with this setting
   bool frozen_ = false;
 };
 

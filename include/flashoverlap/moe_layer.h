@@ -38,6 +38,7 @@ struct MoeLayerOptions {
   /// Let the layer change consumers, compute threads and segment_bands between calls.
   bool adapt = false;
   MoeControllerOptions controller = {};
+  bool poison_workspace = false;  ///< Fill the layer's buffers with NaN before each forward (tests).
 };
 
 /// Expert weights of this rank, dense, of the layer's type.
@@ -74,7 +75,7 @@ struct MoeReport {
   /// Share of the second GEMM's time that the consumers waited for segments.
   double consumer_idle = 0;
   MoeSetting setting;      ///< In force in this call.
-  std::string adaptation;  ///< What the controller decided after it, and why; empty where it is off.
+  std::string adaptation;  ///< What the controller decided before it, and why; empty where it is off.
 };
 
 /// Gradients; null: not wanted, except where said.

@@ -65,7 +65,8 @@ struct MoePlanOptions {
   MoeTransport transport = MoeTransport::kPut;
   /// Bands of an inner segment, >= 1: the paper's x. The first and the last segment have one band.
   std::int64_t segment_bands = 2;
-  /// kCollective: number of all-to-alls of the results, >= 1. 1 is "no overlap".
+  /// kCollective: number of all-to-alls of the results, >= 1. 1 is "no overlap": the first GEMM then waits
+  /// for the dispatch with all of its tiles.
   std::int64_t collective_groups = 4;
   /// compute_units: units for tiles; communication_units: consumers, each a channel of its own, at least 1 in
   /// effect.
@@ -106,8 +107,9 @@ struct MoeLayout {
   std::vector<MoeGroup> groups;  ///< In row order.
   std::int64_t rows = 0;         ///< Padding included.
   std::int64_t valid_rows = 0;
-  std::int64_t send_rows = 0;  ///< Of this rank: its (token, slot) pairs that go to an expert, wherever it is.
-  std::int64_t own_rows = 0;   ///< Of these, for its own experts.
+  std::int64_t send_rows =
+      0;                      ///< Of this rank: its (token, slot) pairs that go to an expert, wherever it is.
+  std::int64_t own_rows = 0;  ///< Of these, for its own experts.
 };
 
 /// Algorithm 1, first part: the row layout. Throws Error(kBadArgument) naming the option or count.
@@ -171,9 +173,10 @@ struct MoeWaste {
                                                double unit_gbps, double link_gbps);
 
 /// The first expert GEMM with the dispatch hidden behind it: out[expert rows, n] = rows · B_expert^T.
-///   A        [layout.rows + layout.send_rows - layout.own_rows, k]: the expert rows, then this rank's send rows
-///            for other ranks. The caller has put the latter there, and in the expert rows this rank's own rows
-///            and zeros in padding
+///   A        [layout.rows + layout.send_rows - layout.own_rows, k]: the expert rows, then this rank's send
+///   rows
+///            for other ranks. The caller has put the latter there, and in the expert rows this rank's own
+///            rows and zeros in padding
 ///   B        [experts of this rank, n, k]
 ///   schedule this rank's own rows first, then owners in order of arrival: rank - 1, rank - 2, …
 ///   gates    each tile by the slices of the owners whose rows it has

@@ -28,7 +28,8 @@ class SymmetricHeap {
       std::int64_t bytes = 0;
     };
     std::vector<Buffer> buffers;
-    std::int64_t num_arrivals = 0;  ///< Puts that will come, those to oneself included.
+    /// Puts that will come from each rank, this one included; one number for each rank.
+    std::vector<std::int64_t> arrivals_from;
     /// Called for each put that has come, on the thread that brought it; what it wrote is visible. Must not
     /// block or throw.
     std::function<void(std::int64_t slice)> on_arrival;

@@ -35,6 +35,10 @@ std::string what_of(const Call& call) {
       return "exchange of bytes";
     case CallKind::kSubgroup:
       return fmt::format("subgroup of {}", list_of(call.send_counts));
+    case CallKind::kPut:
+      return fmt::format("put of {} bytes to rank {}", call.send_counts[0], call.peer);
+    case CallKind::kArrivals:
+      return "wait for puts";
   }
   return "?";
 }

@@ -20,6 +20,8 @@ enum class CallKind {
   kExchangeInteger,
   kExchangeBytes,
   kSubgroup,
+  kPut,
+  kArrivals,
 };
 
 /// What one rank asks for, with its own copy of everything but the buffers, so that an error message can
@@ -30,10 +32,11 @@ struct Call {
   const void* send = nullptr;
   void* receive = nullptr;
   /// Elements. all-reduce, send: one entry in send_counts; receive: one in receive_counts; reduce-scatter:
-  /// chunks in send_counts; all-gather: chunks in receive_counts; subgroup: the ranks listed, in send_counts.
+  /// chunks in send_counts; all-gather: chunks in receive_counts; subgroup: the ranks listed, in send_counts;
+  /// put: bytes, in send_counts.
   std::vector<std::int64_t> send_counts = {};
   std::vector<std::int64_t> receive_counts = {};
-  int peer = -1;               ///< send and receive: world rank.
+  int peer = -1;               ///< send, receive and put: world rank.
   std::string payload = {};    ///< exchange.
   std::string group = {};      ///< "" in the world's own group, else for example " in subgroup {2, 3}".
   std::string operation = {};  ///< From here on: the caller's TransferLabel.

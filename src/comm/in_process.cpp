@@ -9,6 +9,8 @@
 #include "comm/in_process_world.h"
 #include "comm/world.h"
 #include "core/fail.h"
+#include "flashoverlap/host_stream.h"
+#include "flashoverlap/symmetric_heap.h"
 
 namespace flashoverlap {
 namespace comm {
@@ -36,16 +38,98 @@ class InProcessCall final : public QueuedCall {
   bool made_ = false;
 };
 
+class InProcessHeap final : public SymmetricHeap {
+ public:
+  InProcessHeap(std::shared_ptr<World> world, std::shared_ptr<Group> group, int rank,
+                const Communicator& owner)
+      : world_(std::move(world)), group_(std::move(group)), rank_(rank), owner_(owner) {}
+
+  void open(Window window) override {
+    if (open_) core::fail(ErrorKind::kBadArgument, "rank {}: its window is open already", rank_);
+    if (window.arrivals_from.size() != group_->members.size() || !window.on_arrival) {
+      core::fail(
+          ErrorKind::kBadArgument,
+          "rank {}: a window with arrivals from {} ranks{}; one number for each of {} ranks and a function "
+          "to call are expected",
+          rank_, window.arrivals_from.size(), window.on_arrival ? "" : " and nothing to call",
+          group_->members.size());
+    }
+    world_->open_window(group_, key(), std::move(window));
+    open_ = true;
+  }
+
+  void put(int peer, std::int64_t buffer, std::int64_t offset_bytes, const void* from, std::int64_t bytes,
+           std::int64_t slice, Stream& stream, const TransferLabel& label) override {
+    if (peer < 0 || peer >= owner_.size()) {
+      core::fail(ErrorKind::kBadArgument, "put: peer {} is out of range; ranks are 0 to {}", peer,
+                 owner_.size() - 1);
+    }
+    if (bytes < 0 || (bytes > 0 && from == nullptr)) {
+      core::fail(ErrorKind::kBadArgument,
+                 "put to rank {}: {} bytes from {}; at least 0 bytes of memory are expected", peer, bytes,
+                 from);
+    }
+    const Put put{rank_, peer, number_, buffer, offset_bytes, from, bytes, slice};
+    auto call = call_of({.kind = CallKind::kPut,
+                         .send_counts = {bytes},
+                         .peer = group_->members[static_cast<std::size_t>(peer)]},
+                        label);
+    enqueue(stream, [world = world_, group = group_, put, call, timeout = owner_.timeout()] {
+      world->put(group, put, call, timeout);
+    });
+  }
+
+  void await_arrivals(Stream& stream, const TransferLabel& label) override {
+    enqueue(stream, [world = world_, group = group_, key = key(),
+                     call = call_of({.kind = CallKind::kArrivals}, label),
+                     timeout = owner_.timeout()] { world->await_arrivals(group, key, call, timeout); });
+  }
+
+  void close() noexcept override {
+    if (!open_) return;
+    world_->close_window(key());
+    open_ = false;
+    ++number_;
+  }
+
+ private:
+  [[nodiscard]] WindowKey key() const { return {group_->id, rank_, number_}; }
+
+  [[nodiscard]] std::shared_ptr<const Call> call_of(Call call, const TransferLabel& label) const {
+    call.set_label(label);
+    return std::make_shared<const Call>(std::move(call));
+  }
+
+  void enqueue(Stream& stream, std::function<void()> task) const {
+    auto* const host_stream = dynamic_cast<HostStream*>(&stream);
+    if (host_stream == nullptr) {
+      core::fail(ErrorKind::kBadArgument,
+                 "put: the stream is not a HostStream; make streams with this communicator's make_stream");
+    }
+    if (!open_) core::fail(ErrorKind::kBadArgument, "rank {}: put without a window open", rank_);
+    host_stream->enqueue(std::move(task));
+  }
+
+  std::shared_ptr<World> world_;
+  std::shared_ptr<Group> group_;
+  int rank_;
+  const Communicator& owner_;
+  std::uint64_t number_ = 0;
+  bool open_ = false;
+};
+
 class InProcessCommunicator final : public HostCommunicator {
  public:
   InProcessCommunicator(std::shared_ptr<World> world, std::shared_ptr<Group> group, int rank,
                         milliseconds timeout)
       : HostCommunicator(group->members, rank, group->id == 0, timeout),
         world_(std::move(world)),
-        group_(std::move(group)) {}
+        group_(std::move(group)),
+        heap_(world_, group_, rank, *this) {}
 
   [[nodiscard]] std::string_view name() const override { return "in-process"; }
   void abort(const std::string& reason) noexcept override { world_->abort(world_rank(), reason); }
+  [[nodiscard]] SymmetricHeap* symmetric_heap() override { return &heap_; }
 
  protected:
   std::shared_ptr<QueuedCall> queue(Call call, const std::vector<int>& ranks) override {
@@ -77,6 +161,7 @@ class InProcessCommunicator final : public HostCommunicator {
 
   std::shared_ptr<World> world_;
   std::shared_ptr<Group> group_;
+  InProcessHeap heap_;
 };
 
 void check_options(int world_size, const InProcessOptions& options) {

@@ -102,4 +102,10 @@ std::vector<TimePoint> book(const LinkModel& model, const std::vector<Link*>& li
   return completions;
 }
 
+TimePoint book_put(const LinkModel& model, Link& source, Link& destination, TimePoint ready, double bytes) {
+  const Link::Ends sent = source.occupy(model, ready, {.transmit = bytes, .receive = 0});
+  const Link::Ends received = destination.occupy(model, ready, {.transmit = 0, .receive = bytes});
+  return std::max(sent.transmit, received.receive) + to_duration(model.latency_us * 1e-6);
+}
+
 }  // namespace flashoverlap::comm

@@ -45,4 +45,7 @@ class Link {
 std::vector<TimePoint> book(const LinkModel& model, const std::vector<Link*>& links, TimePoint ready,
                             const std::vector<std::shared_ptr<const Call>>& calls);
 
+/// Books a put on the links of its two ranks and returns when it is complete, as a send.
+TimePoint book_put(const LinkModel& model, Link& source, Link& destination, TimePoint ready, double bytes);
+
 }  // namespace flashoverlap::comm

@@ -337,6 +337,7 @@ std::string World::report() const {
 void World::wake_all() {
   for (const auto& [key, meeting] : meetings_) meeting->changed.notify_all();
   link_wait_.notify_all();
+  windows_changed_.notify_all();
 }
 
 void World::drop(const Issued& issued) noexcept {

@@ -15,6 +15,7 @@
 #include "comm/link.h"
 #include "comm/meeting.h"
 #include "flashoverlap/in_process.h"
+#include "flashoverlap/symmetric_heap.h"
 
 namespace flashoverlap::comm {
 
@@ -43,6 +44,35 @@ struct Issued {
   std::shared_ptr<const Call> call;
 };
 
+/// Memory that one rank has opened for puts. Guarded by the world's mutex; while `num_copying` counts
+/// somebody, who copies without the mutex, it stays open.
+struct OpenWindow {
+  SymmetricHeap::Window window;
+  std::int64_t num_missing = 0;  ///< Puts that have not come.
+  int num_copying = 0;
+  TimePoint last_arrival{};  ///< Or when it was opened.
+};
+
+/// Which windows belong together: the n-th of each rank of a group.
+struct WindowKey {
+  std::int64_t group_id = 0;
+  int rank = 0;  ///< In the group.
+  std::uint64_t number = 0;
+  auto operator<=>(const WindowKey&) const = default;
+};
+
+/// One put, by ranks of the group.
+struct Put {
+  int source = 0;
+  int destination = 0;
+  std::uint64_t number = 0;  ///< Of the window.
+  std::int64_t buffer = 0;
+  std::int64_t offset_bytes = 0;
+  const void* from = nullptr;
+  std::int64_t bytes = 0;
+  std::int64_t slice = -1;
+};
+
 /// What the ranks of one process share: where their calls meet, and who failed. A world and all its subgroups
 /// share one fate, since a rank that is dead is dead for every group.
 ///
@@ -65,6 +95,14 @@ class World {
   /// The stream has dropped the call instead of making it, because it met an error or was destroyed. Whoever
   /// waits for it fails.
   void drop(const Issued& issued) noexcept;
+
+  /// See SymmetricHeap. In world_windows.cpp.
+  void open_window(const std::shared_ptr<Group>& group, const WindowKey& key, SymmetricHeap::Window window);
+  void put(const std::shared_ptr<Group>& group, const Put& put, std::shared_ptr<const Call> call,
+           std::chrono::milliseconds timeout);
+  void await_arrivals(const std::shared_ptr<Group>& group, const WindowKey& key,
+                      std::shared_ptr<const Call> call, std::chrono::milliseconds timeout);
+  void close_window(const WindowKey& key) noexcept;
 
   void abort(int world_rank, const std::string& reason) noexcept;
   /// `world_rank` issues no more calls; whoever waits for one that it has not issued fails.
@@ -105,6 +143,14 @@ class World {
   void leave(Meeting& meeting);
   void wait_for_link(Lock& lock, TimePoint until);
 
+  std::shared_ptr<OpenWindow> wait_for_window(Lock& lock, const Group& group, const Put& put,
+                                              const Call& call, std::chrono::milliseconds timeout);
+  TimePoint reserve_links(const Group& group, const Put& put);
+  [[nodiscard]] std::string who_owes(const Group& group, const OpenWindow& open, int waiting) const;
+  /// A rank that has finished without having put all that it owes; -1: none.
+  [[nodiscard]] int gone_debtor(const Group& group, const OpenWindow& open) const;
+  [[nodiscard]] TimePoint latest_busy() const;
+
   [[nodiscard]] int world_rank(const Issued& issued) const;
   [[nodiscard]] bool can_still_come(const Meeting& meeting, std::size_t slot) const;
   [[nodiscard]] TimePoint latest_busy(const Meeting& meeting) const;
@@ -122,6 +168,8 @@ class World {
   std::vector<RankState> ranks_;
   std::vector<Link> links_;
   std::map<MeetingKey, std::shared_ptr<Meeting>> meetings_;
+  std::map<WindowKey, std::shared_ptr<OpenWindow>> windows_;
+  std::condition_variable windows_changed_;  // Opened, something has come, or a copy has ended.
   std::int64_t next_group_id_ = 1;
 };
 

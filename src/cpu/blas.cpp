@@ -109,6 +109,18 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::i
               size(ldb), accumulate ? 1.0F : 0.0F, c, size(ldc));
 }
 
+void gemm_of_transposed(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t lda,
+                        const float* b, std::int64_t ldb, float* c, std::int64_t ldc) {
+  if (m == 0 || n == 0 || k == 0) return;
+  report_access(a, k, m, lda, false);
+  report_access(b, k, n, ldb, false);
+  report_access(c, m, n, ldc, true);
+  const auto size = [](std::int64_t value) { return static_cast<blasint>(value); };
+  const CallPlace place;
+  cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, size(m), size(n), size(k), 1.0F, a, size(lda), b,
+              size(ldb), 1.0F, c, size(ldc));
+}
+
 }  // namespace flashoverlap::cpu
 
 namespace flashoverlap {

@@ -23,4 +23,8 @@ class SingleThreadedBlas {
 void gemm(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t lda, const float* b,
           std::int64_t ldb, bool accumulate, float* c, std::int64_t ldc);
 
+/// C[m,n] += A[k,m]^T · B[k,n], likewise.
+void gemm_of_transposed(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, std::int64_t lda,
+                        const float* b, std::int64_t ldb, float* c, std::int64_t ldc);
+
 }  // namespace flashoverlap::cpu

@@ -26,8 +26,9 @@ class CpuExecutor final : public Executor {
   std::unique_ptr<PreparedPlan> prepare(OverlapPlan plan) override {
     auto prepared = std::make_unique<CpuPreparedPlan>(std::move(plan));
     check_rank(*prepared);
+    check_heap(*prepared);
     workspace_.reserve(need_of(*prepared, false), prepared->label());
-    make_streams(prepared->num_channels());
+    make_streams(num_streams(*prepared));
     return prepared;
   }
 
@@ -40,7 +41,7 @@ class CpuExecutor final : public Executor {
       check_operands(*plan, operands);
       const bool staged = needs_staging(*plan, operands, mode);
       workspace_.reserve(need_of(*plan, staged), plan->label());
-      make_streams(plan->num_channels());
+      make_streams(num_streams(*plan));
       if (options_.poison_workspace) workspace_.fill_with_nan();
       Run run({*plan, operands, mode, *communicator_, options_.hooks, workspace_, staged}, pool_, streams_,
               timeline);
@@ -60,6 +61,20 @@ class CpuExecutor final : public Executor {
     if (plan.rank == communicator_->rank() && plan.world_size == communicator_->size()) return;
     core::fail(ErrorKind::kBadArgument, "plan of {} is for rank {} of {}; this executor is rank {} of {}",
                prepared.label(), plan.rank, plan.world_size, communicator_->rank(), communicator_->size());
+  }
+
+  void check_heap(const CpuPreparedPlan& prepared) const {
+    if (!prepared.has_puts() || communicator_->symmetric_heap() != nullptr) return;
+    core::fail(
+        ErrorKind::kUnsupported,
+        "{} has puts, but ranks of communicator '{}' cannot write into each other's memory; plan it with "
+        "collectives, or with sends and receives",
+        prepared.label(), communicator_->name());
+  }
+
+  /// One for each channel, and one that waits for what others put here.
+  static std::int32_t num_streams(const CpuPreparedPlan& prepared) {
+    return prepared.num_channels() + (prepared.has_puts() ? 1 : 0);
   }
 
   /// Whether the output must be made dense in the workspace first: a transfer of the plan moves it as

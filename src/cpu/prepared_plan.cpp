@@ -16,11 +16,6 @@ constexpr std::int32_t kMaxChannels = 64;
 void check_supported(const OverlapPlan& plan, const std::string& label) {
   for (std::size_t i = 0; i < plan.transfers.size(); ++i) {
     const Transfer& transfer = plan.transfers[i];
-    if (transfer.kind == TransferKind::kPut) {
-      core::fail(ErrorKind::kUnsupported,
-                 "transfer {} of {} is a put; the CPU executor moves data with send and receive only", i,
-                 label);
-    }
     if (transfer.channel < 0 || transfer.channel >= kMaxChannels) {
       core::fail(ErrorKind::kUnsupported,
                  "transfer {} of {} is on channel {}; the CPU executor has channels 0 to {}", i, label,
@@ -71,6 +66,7 @@ void CpuPreparedPlan::index_tiles() {
 void CpuPreparedPlan::index_transfers() {
   for (const Transfer& transfer : plan_.transfers) {
     num_channels_ = std::max(num_channels_, transfer.channel + 1);
+    has_puts_ |= transfer.kind == TransferKind::kPut;
     for (const Region* region : {&transfer.source, &transfer.destination}) {
       if (region->count == 0) continue;
       moves_output_ |= region->buffer == BufferKind::kOutput;

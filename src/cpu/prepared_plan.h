@@ -26,6 +26,8 @@ class CpuPreparedPlan final : public PreparedPlan {
   [[nodiscard]] std::span<const Gate> gates_of(std::int64_t tile) const;
   /// Numbers of the plan's channels, each once.
   [[nodiscard]] std::int32_t num_channels() const { return num_channels_; }
+  /// True when ranks write into each other's memory: all of them, or none.
+  [[nodiscard]] bool has_puts() const { return has_puts_; }
   /// True when a transfer moves the caller's output itself, which must be dense then.
   [[nodiscard]] bool moves_output() const { return moves_output_; }
   [[nodiscard]] bool moves_inputs() const { return moves_inputs_; }
@@ -43,6 +45,7 @@ class CpuPreparedPlan final : public PreparedPlan {
   std::vector<std::int32_t> group_at_;
   std::vector<std::int64_t> first_gate_;  // size tiles + 1
   std::int32_t num_channels_ = 0;
+  bool has_puts_ = false;
   bool moves_output_ = false;
   bool moves_inputs_ = false;
   std::int64_t num_weights_ = 1;

@@ -11,6 +11,7 @@
 #include "core/watchdog.h"
 #include "cpu/blas.h"
 #include "cpu/epilogue.h"
+#include "cpu/put_window.h"
 #include "cpu/restore_pass.h"
 #include "cpu/run_error.h"
 #include "flashoverlap/watchdog.h"
@@ -21,7 +22,8 @@ Run::Run(const Parts& parts, ThreadPool& pool, std::span<HostStream* const> stre
     : parts_(parts),
       plan_(parts.prepared.plan()),
       pool_(pool),
-      streams_(streams.first(static_cast<std::size_t>(parts.prepared.num_channels()))),
+      streams_(streams.first(
+          static_cast<std::size_t>(parts.prepared.num_channels() + (parts.prepared.has_puts() ? 1 : 0)))),
       timeline_(timeline),
       progress_(std::make_shared<Progress>(plan_)) {
   const bool recorded = timeline != nullptr;
@@ -65,7 +67,9 @@ void Run::transfer_and_compute() {
   TransferQueue queue(
       {parts_.prepared, parts_.communicator, parts_.hooks, buffers(), parts_.mode == Mode::kRun}, progress_,
       stream_logs_);
+  std::optional<PutWindow> window;  // closed once the streams have ended
   try {
+    if (has_transfers() && parts_.prepared.has_puts()) window.emplace(parts_, buffers(), progress_);
     if (has_transfers()) queue.enqueue_all(streams_);
     if (parts_.mode != Mode::kCommunicationOnly && !plan_.schedule.empty()) {
       const SingleThreadedBlas single_threaded;
@@ -100,6 +104,8 @@ void Run::synchronize_streams() {
 }
 
 void Run::compute(int thread) {
+  // Units that communicate leave their cores to the streams.
+  if (plan_.resources.communication_units > 0 && thread >= plan_.resources.compute_units) return;
   TileUnit unit(parts_.prepared, scratch_of(thread));
   SpanLog& log = compute_logs_[static_cast<std::size_t>(thread)];
   const auto positions = static_cast<std::int64_t>(plan_.schedule.size());

@@ -5,6 +5,7 @@
 
 #include "core/fail.h"
 #include "cpu/run_error.h"
+#include "flashoverlap/symmetric_heap.h"
 
 namespace flashoverlap::cpu {
 namespace {
@@ -45,6 +46,10 @@ void TransferQueue::enqueue_all(std::span<HostStream* const> streams) {
     call(index, stream);
     stream.enqueue([this, index] { finish(index); });
   }
+  if (parts_.prepared.has_puts()) {
+    // Fails the run when what others owe does not come: tiles and restore may wait for it.
+    parts_.communicator.symmetric_heap()->await_arrivals(*streams.back(), {parts_.prepared.label()});
+  }
   for (HostStream* stream : streams) {
     stream->enqueue([end = std::make_shared<EndOfStream>(progress_)] { end->reach(); });
   }
@@ -74,7 +79,8 @@ void TransferQueue::finish(std::int64_t index) {
   const Transfer& transfer = parts_.prepared.plan().transfers[static_cast<std::size_t>(index)];
   const auto channel = static_cast<std::size_t>(transfer.channel);
   logs_[channel].add(SpanKind::kCommunication, "transfer ", index, begin_us_[channel]);
-  if (transfer.slice >= 0) progress_->mark_slice(transfer.slice);
+  // A put's slice is the peer's.
+  if (transfer.slice >= 0 && transfer.kind != TransferKind::kPut) progress_->mark_slice(transfer.slice);
 }
 
 void TransferQueue::wait_for(const Trigger& trigger) const {
@@ -94,7 +100,7 @@ void TransferQueue::call(std::int64_t index, Stream& stream) const {
   const Transfer& transfer = plan.transfers[static_cast<std::size_t>(index)];
   Communicator& communicator = parts_.communicator;
   const std::byte* from = address(transfer.source);
-  std::byte* to = address(transfer.destination);
+  std::byte* to = transfer.kind == TransferKind::kPut ? nullptr : address(transfer.destination);
   const TransferLabel label{parts_.prepared.label(), group_of(transfer), index};
   switch (transfer.kind) {
     case TransferKind::kAllReduce:
@@ -112,8 +118,13 @@ void TransferQueue::call(std::int64_t index, Stream& stream) const {
       return communicator.send(from, transfer.source.count, plan.dtype, transfer.peer, stream, label);
     case TransferKind::kReceive:
       return communicator.receive(to, transfer.destination.count, plan.dtype, transfer.peer, stream, label);
-    case TransferKind::kPut:
-      break;
+    case TransferKind::kPut: {
+      const std::int64_t element = size_of(plan.dtype);
+      return communicator.symmetric_heap()->put(
+          transfer.peer, static_cast<std::int64_t>(transfer.destination.buffer),
+          transfer.destination.offset * element, from, transfer.source.count * element, transfer.slice,
+          stream, label);
+    }
   }
   core::fail(ErrorKind::kInternal, "transfer {} of {} should have been refused", index,
              parts_.prepared.label());

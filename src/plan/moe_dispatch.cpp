@@ -39,7 +39,11 @@ std::vector<std::int64_t> by_arrival(const OverlapPlan& plan, const MoeLayout& l
 }
 
 /// Every tile waits for the slices whose rows it reads.
-void add_gates(OverlapPlan& plan, std::int64_t k) {
+void add_gates(OverlapPlan& plan, std::int64_t k, bool all_wait) {
+  if (all_wait) {  // no overlap: not even with this rank's own rows
+    for (std::int64_t t = 0; t < plan.grid.num_tiles(); ++t) plan.gates.push_back({.tile = t, .slice = 0});
+    return;
+  }
   struct Rows {
     std::int64_t begin;
     std::int64_t end;
@@ -159,7 +163,8 @@ OverlapPlan moe_dispatch_plan(MoeWorld& world, std::int32_t rank, std::int64_t n
   } else {
     dispatch_by_all_to_all(world, plan, k);
   }
-  if (k > 0) add_gates(plan, k);
+  const bool serial = options.transport == MoeTransport::kCollective && options.collective_groups == 1;
+  if (k > 0) add_gates(plan, k, serial);
   return plan;
 }
 

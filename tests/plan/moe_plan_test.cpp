@@ -1,9 +1,11 @@
 #include "flashoverlap/moe_plan.h"
 
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <set>
+#include <string>
+#include <vector>
 
 #include "support/seed.h"
 #include "support/throws.h"
@@ -29,31 +31,27 @@ constexpr Case kCases[] = {
 };
 
 std::string text_of(const MoePlanOptions& o, const MoeCounts& c, std::int64_t n, std::int64_t k) {
-  std::string text = "W=" + std::to_string(o.world_size) + " E=" + std::to_string(o.num_experts) +
-                     " tile=" + std::to_string(o.tile_m) + "x" + std::to_string(o.tile_n) +
-                     " n=" + std::to_string(n) + " k=" + std::to_string(k) +
-                     " x=" + std::to_string(o.segment_bands) + " " + std::string(name_of(o.padding)) + " " +
-                     std::string(name_of(o.order)) + " " + std::string(name_of(o.transport)) + " counts";
-  for (const std::int64_t rows : c.rows) text += " " + std::to_string(rows);
-  return text;
+  return fmt::format("W={} E={} tile={}x{} n={} k={} x={} groups={} {} {} {} counts {}", o.world_size,
+                     o.num_experts, o.tile_m, o.tile_n, n, k, o.segment_bands, o.collective_groups,
+                     name_of(o.padding), name_of(o.order), name_of(o.transport), fmt::join(c.rows, " "));
 }
 
-/// A world of two ranks with two experts each, and rows that differ everywhere.
+/// Two ranks with two experts each, tiles four rows high, and rows that differ everywhere.
 MoeCounts small_counts() {
   return {2, 4, {3, 0, 5, 1, 2, 4, 0, 6}};
 }
 
-MoePlanOptions small_options(std::int32_t rank = 0) {
+MoePlanOptions small_options(std::int32_t rank, MoePadding padding, MoeOrder order) {
   MoePlanOptions options;
   options.rank = rank;
   options.world_size = 2;
   options.num_experts = 4;
   options.tile_m = 4;
   options.tile_n = 8;
+  options.padding = padding;
+  options.order = order;
   return options;
 }
-
-class MoeCounts_ {};
 
 TEST_F(MoePlanTest, PlansOfAllRanksHold) {
   for (int round = 0; round < 150; ++round) {
@@ -89,6 +87,165 @@ TEST_F(MoePlanTest, PlansOfAllRanksHold) {
                 dispatch[static_cast<std::size_t>(rank)]);
       if (HasFailure()) return;
     }
+  }
+}
+
+TEST(MoeLayout, AlgorithmOneByHand) {
+  // Rank 0 has experts 0 and 1; rank 1 sends it 2 and 4 rows, rank 0 itself 3 and 0.
+  const MoeLayout layout =
+      moe_layout(small_options(0, MoePadding::kPaper, MoeOrder::kExpertMajor), small_counts());
+  struct Row {
+    std::int64_t expert, owner, row_begin, rows, padded_rows, owner_row;
+  };
+  const Row expected[] = {{0, 1, 0, 2, 4, 0}, {0, 0, 4, 3, 4, 0}, {1, 1, 8, 4, 4, 2}, {1, 0, 12, 0, 0, 3}};
+  ASSERT_EQ(layout.groups.size(), std::size(expected));
+  for (std::size_t i = 0; i < std::size(expected); ++i) {
+    const MoeGroup& g = layout.groups[i];
+    EXPECT_EQ(g.expert, expected[i].expert) << i;
+    EXPECT_EQ(g.owner, expected[i].owner) << i;
+    EXPECT_EQ(g.row_begin, expected[i].row_begin) << i;
+    EXPECT_EQ(g.rows, expected[i].rows) << i;
+    EXPECT_EQ(g.padded_rows, expected[i].padded_rows) << i;
+    EXPECT_EQ(g.owner_row, expected[i].owner_row) << i;
+  }
+  EXPECT_EQ(layout.rows, 12);
+  EXPECT_EQ(layout.valid_rows, 9);
+  EXPECT_EQ(layout.send_rows, 9);
+  EXPECT_EQ(layout.own_rows, 3);
+}
+
+/// "expert: destination@row+rows …" of each band.
+std::vector<std::string> bands_text(const MoePlanOptions& options) {
+  std::vector<std::string> text;
+  for (const MoeBand& band : moe_bands(options, small_counts())) {
+    std::string line = fmt::format("{}:", band.expert);
+    for (const MoeBandPart& part : band.parts) {
+      line += fmt::format(" {}@{}+{}", part.destination, part.destination_row, part.rows);
+    }
+    text.push_back(line);
+  }
+  return text;
+}
+
+TEST(MoeBands, RemoteFirstAndExpertsWithMostRemoteBandsFirst) {
+  // Rank 1 has experts 2 (5 rows of rank 0) and 3 (1 row of rank 0, 6 of its own).
+  const std::vector<std::string> expected = {"2: 0@3+4", "2: 0@7+1", "3: 0@8+1", "3: 1@6+4", "3: 1@10+2"};
+  EXPECT_EQ(bands_text(small_options(1, MoePadding::kPaper, MoeOrder::kExpertMajor)), expected);
+  EXPECT_EQ(bands_text(small_options(1, MoePadding::kRagged, MoeOrder::kOwnerMajor)), expected);
+  // Tiles run over the owners of an expert.
+  const std::vector<std::string> shared = {"2: 0@3+4", "2: 0@7+1", "3: 0@8+1 1@6+3", "3: 1@9+3"};
+  EXPECT_EQ(bands_text(small_options(1, MoePadding::kShared, MoeOrder::kExpertMajor)), shared);
+  // Rule (ii): expert 1 has as many remote bands as expert 0, so they stay in their order.
+  const std::vector<std::string> of_rank_0 = {"0: 1@0+2", "1: 1@2+4", "0: 0@0+3"};
+  EXPECT_EQ(bands_text(small_options(0, MoePadding::kPaper, MoeOrder::kExpertMajor)), of_rank_0);
+}
+
+std::vector<std::int64_t> sizes_of(const std::vector<MoeSegment>& segments) {
+  std::vector<std::int64_t> sizes;
+  std::int64_t next = 0;
+  for (const MoeSegment& segment : segments) {
+    EXPECT_EQ(segment.first_band, next);
+    next += segment.num_bands;
+    sizes.push_back(segment.num_bands);
+  }
+  return sizes;
+}
+
+TEST(MoeSegments, FirstAndLastHaveOneBand) {
+  using Sizes = std::vector<std::int64_t>;
+  EXPECT_EQ(sizes_of(moe_segments(0, 0, 2)), Sizes({}));
+  EXPECT_EQ(sizes_of(moe_segments(1, 0, 2)), Sizes({1}));
+  EXPECT_EQ(sizes_of(moe_segments(2, 0, 2)), Sizes({1, 1}));
+  EXPECT_EQ(sizes_of(moe_segments(3, 0, 2)), Sizes({1, 1, 1}));
+  EXPECT_EQ(sizes_of(moe_segments(7, 0, 2)), Sizes({1, 2, 2, 1, 1}));
+  EXPECT_EQ(sizes_of(moe_segments(8, 5, 3)), Sizes({1, 3, 3, 1, 3, 2}));
+  EXPECT_EQ(sizes_of(moe_segments(0, 3, 2)), Sizes({2, 1}));
+  FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "inner_bands must be at least 1, got 0",
+                            static_cast<void>(moe_segments(1, 0, 0)));
+}
+
+TEST(MoeCapacity, TakesRowsInTheOrderOfRanks) {
+  const MoeCounts counts{3, 2, {5, 1, 4, 2, 3, 0}};
+  EXPECT_EQ(with_capacity(counts, 0).rows, counts.rows);
+  EXPECT_EQ(with_capacity(counts, 7).rows, std::vector<std::int64_t>({5, 1, 2, 2, 0, 0}));
+  EXPECT_EQ(with_capacity(counts, 12).rows, counts.rows);
+  FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "capacity must be at least 0, got -1",
+                            static_cast<void>(with_capacity(counts, -1)));
+}
+
+/// Balanced: each rank sends `rows` rows to each expert.
+MoeWaste waste_of(std::int32_t world_size, std::int64_t experts, std::int64_t rows, MoePadding padding) {
+  MoePlanOptions options;
+  options.world_size = world_size;
+  options.num_experts = experts;
+  options.padding = padding;
+  options.order = MoeOrder::kExpertMajor;
+  const auto numbers = static_cast<std::size_t>(world_size * experts);
+  return moe_waste(options, {world_size, experts, std::vector<std::int64_t>(numbers, rows)});
+}
+
+TEST(MoeWaste, GrowsWithRanksInThePaperAndWithExpertsHere) {
+  // 32 ranks, 2 experts a rank, 65 rows of each rank for each expert: just over half a tile of 128.
+  const MoeWaste paper = waste_of(32, 64, 65, MoePadding::kPaper);
+  EXPECT_EQ(paper.wasted_rows(), 2 * 32 * (128 - 65));
+  const MoeWaste shared = waste_of(32, 64, 65, MoePadding::kShared);
+  EXPECT_EQ(shared.valid_rows, 2 * 32 * 65);
+  EXPECT_LE(shared.wasted_rows(), shared.experts * 128) << "more than one tile an expert";
+  EXPECT_EQ(shared.wasted_rows(), 2 * (17 * 128 - 32 * 65));
+  // No rows, no bands.
+  EXPECT_EQ(waste_of(4, 8, 0, MoePadding::kShared).computed_rows, 0);
+}
+
+TEST(MoeConsumerBudget, KeepsUpWithTheProducer) {
+  // 10 units compute 90 us; one unit sends 1 GB/s: 100 kB take 100 us on one, when the rest computes 100 us.
+  EXPECT_EQ(moe_consumer_budget(10, 1e5, 90, 1, 100), 1);
+  EXPECT_EQ(moe_consumer_budget(10, 2e5, 90, 1, 100), 2);  // 100 us against 112 us
+  EXPECT_EQ(moe_consumer_budget(10, 1e6, 1, 1, 3), 3) << "the link is full";
+  EXPECT_EQ(moe_consumer_budget(10, 1e9, 1, 1, 100), 9);
+  EXPECT_EQ(moe_consumer_budget(10, 0, 1, 1, 100), 1);
+  FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "unit_gbps is 0; a finite number > 0 is expected",
+                            static_cast<void>(moe_consumer_budget(10, 1, 1, 0, 1)));
+  FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "units must be at least 2, got 1",
+                            static_cast<void>(moe_consumer_budget(1, 1, 1, 1, 1)));
+}
+
+TEST(MoePlanErrors, NameWhatDoesNotHold) {
+  const auto message = [](const auto& change) {
+    MoePlanOptions options = small_options(0, MoePadding::kRagged, MoeOrder::kOwnerMajor);
+    MoeCounts counts = small_counts();
+    change(options, counts);
+    return test::message_of(ErrorKind::kBadArgument,
+                            [&] { static_cast<void>(plan_moe_dispatch(options, counts, 8, 8)); });
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(message([](auto& o, auto&) { o.rank = 2; }), HasSubstr("rank 2 is not in [0, 2)"));
+  EXPECT_THAT(message([](auto& o, auto&) { o.tile_m = 0; }), HasSubstr("tile_m must be at least 1, got 0"));
+  EXPECT_THAT(message([](auto& o, auto&) { o.segment_bands = 0; }),
+              HasSubstr("segment_bands must be at least 1, got 0"));
+  EXPECT_THAT(message([](auto&, auto& c) { c.rows[5] = -4; }), HasSubstr("rank 1 sends -4 rows to expert 1"));
+  EXPECT_THAT(message([](auto&, auto& c) { c.rows.pop_back(); }),
+              HasSubstr("counts are 7 numbers for 2 ranks and 4 experts; expected 2 x 4"));
+  EXPECT_THAT(message([](auto& o, auto&) { o.padding = MoePadding::kShared; }),
+              HasSubstr("it needs order 'expert-major', got 'owner-major'"));
+  EXPECT_THAT(
+      message([](auto& o, auto&) {
+        o.transport = MoeTransport::kCollective;
+        o.padding = MoePadding::kPaper;
+      }),
+      HasSubstr("transport 'collective' needs order 'owner-major' and padding 'ragged', got 'owner-major' "
+                "and 'paper'"));
+  FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument,
+                            "padding 'none' is not known; one of paper, ragged, shared is expected",
+                            static_cast<void>(parse_moe_padding("none")));
+}
+
+TEST(MoePlanText, ShowsLayoutCombinePlanSegmentsAndWaste) {
+  const std::string text =
+      moe_plan_text(small_options(1, MoePadding::kPaper, MoeOrder::kExpertMajor), small_counts());
+  for (const char* part :
+       {"moe-layer, rank 1 of 2, experts 2 to 3 of 4", "combine plan: 5 row bands", "-> 0: 3, 4",
+        "segments: 4", "wasted rows: 8 of 20 computed (5 bands, 2 experts"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
   }
 }
 

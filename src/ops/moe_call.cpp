@@ -1,0 +1,277 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <tuple>
+
+#include "core/fail.h"
+#include "ops/agree.h"
+#include "ops/moe_state.h"
+#include "plan/agreement.h"
+
+/// What forward and backward have in common: checks, meeting the other ranks, plans, running them.
+namespace flashoverlap {
+namespace {
+
+std::int64_t chosen(std::int64_t option, std::int64_t otherwise) {
+  return option == 0 ? otherwise : option;
+}
+
+/// What a rank shows at the start of a call: the observation of the call before, then rows per expert.
+std::string encode(const MoeObservation& observation, const std::vector<std::int64_t>& rows) {
+  std::string bytes(sizeof(MoeObservation) + rows.size() * sizeof(std::int64_t), '\0');
+  std::memcpy(bytes.data(), &observation, sizeof(MoeObservation));
+  if (!rows.empty()) {
+    std::memcpy(bytes.data() + sizeof(MoeObservation), rows.data(), rows.size() * sizeof(std::int64_t));
+  }
+  return bytes;
+}
+
+void decode(const std::string& bytes, MoeObservation& worst, std::vector<std::int64_t>& rows,
+            std::int64_t num_experts) {
+  const auto size = static_cast<std::size_t>(num_experts);
+  if (bytes.size() != sizeof(MoeObservation) + size * sizeof(std::int64_t)) {
+    core::fail(ErrorKind::kCommunication, "counts of another rank have {} bytes; {} are expected",
+               bytes.size(), sizeof(MoeObservation) + size * sizeof(std::int64_t));
+  }
+  MoeObservation other;
+  std::memcpy(&other, bytes.data(), sizeof(other));
+  // The rank that ends last tells.
+  if (other.producer_us + other.backlog_us > worst.producer_us + worst.backlog_us) worst = other;
+  const std::size_t begin = rows.size();
+  rows.resize(begin + size);
+  std::memcpy(rows.data() + begin, bytes.data() + sizeof(other), size * sizeof(std::int64_t));
+}
+
+}  // namespace
+
+MoeLayer::State::State(Context& context_of_layer, const MoeLayerOptions& options_of_layer)
+    : context(context_of_layer),
+      communicator(context_of_layer.communicator()),
+      options(options_of_layer),
+      controller(options_of_layer.controller, {.consumers = options_of_layer.consumers,
+                                               .compute_units = std::max(1, context_of_layer.num_threads()),
+                                               .segment_bands = options_of_layer.segment_bands}),
+      pool(std::max(1, context_of_layer.num_threads()), fmt::format("r{} moe", communicator.rank())) {
+  const int size = communicator.size();
+  const int rank = communicator.rank();
+  first = flashoverlap::first_expert(options.num_experts, size, rank);
+  count = flashoverlap::first_expert(options.num_experts, size, rank + 1) - first;
+  controller.freeze(!options.adapt);
+}
+
+std::string MoeLayer::State::label() const {
+  return fmt::format("moe-layer hidden={} intermediate={} experts={} {}", options.hidden,
+                     options.intermediate, options.num_experts, name_of(options.dtype));
+}
+
+MoePlanOptions MoeLayer::State::plan_options(Method method) const {
+  MoePlanOptions plan;
+  plan.rank = communicator.rank();
+  plan.world_size = communicator.size();
+  plan.dtype = options.dtype;
+  plan.num_experts = options.num_experts;
+  plan.tile_m = chosen(options.tile_m, 128);
+  plan.tile_n = chosen(options.tile_n, 256);
+  plan.padding = options.padding;
+  plan.order = options.order;
+  plan.transport = options.transport;
+  plan.segment_bands = options.segment_bands;
+  plan.collective_groups = options.collective_groups;
+  plan.resources = {.compute_units = std::max(1, context.num_threads()), .communication_units = 0};
+  if (method == Method::kSerial) {
+    plan.padding = MoePadding::kRagged;
+    plan.order = MoeOrder::kOwnerMajor;
+    plan.transport = MoeTransport::kCollective;
+    plan.collective_groups = 1;
+  } else if (plan.transport == MoeTransport::kPut) {
+    const MoeSetting& setting = controller.setting();
+    plan.segment_bands = setting.segment_bands;
+    plan.resources = {.compute_units = setting.compute_units, .communication_units = setting.consumers};
+  }
+  return plan;
+}
+
+std::uint64_t MoeLayer::State::agreement(std::string_view call_name, std::int32_t top_k,
+                                         Method method) const {
+  plan::AgreementHash hash;
+  hash.add(call_name);
+  hash.add(label());
+  for (const std::int64_t value :
+       {std::int64_t{options.gated}, static_cast<std::int64_t>(options.activation), options.tile_m,
+        options.tile_n, static_cast<std::int64_t>(options.padding), static_cast<std::int64_t>(options.order),
+        static_cast<std::int64_t>(options.transport), options.segment_bands, options.consumers,
+        options.collective_groups, options.capacity, std::int64_t{!controller.frozen()},
+        static_cast<std::int64_t>(method), std::int64_t{top_k}}) {
+    hash.add(value);
+  }
+  return hash.value();
+}
+
+void MoeLayer::State::check_matrix(const char* name, const void* data, const char* ld_name, std::int64_t ld,
+                                   std::int64_t num_rows) const {
+  if (ld < options.hidden) {
+    core::fail(ErrorKind::kBadArgument, "{} is {}; at least {}, the hidden size, is expected", ld_name, ld,
+               options.hidden);
+  }
+  if (num_rows == 0 || options.hidden == 0) return;
+  if (data == nullptr) core::fail(ErrorKind::kBadArgument, "{} is null", name);
+  if (reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(element()) != 0) {
+    core::fail(ErrorKind::kBadArgument, "{} is at {}, which is not aligned to its {} bytes an element", name,
+               data, element());
+  }
+}
+
+void MoeLayer::State::check_weights(const MoeWeights& weights) const {
+  if (count * options.hidden * options.intermediate == 0) return;
+  if (weights.up == nullptr) core::fail(ErrorKind::kBadArgument, "the up weights are null");
+  if (weights.down == nullptr) core::fail(ErrorKind::kBadArgument, "the down weights are null");
+}
+
+MoeCounts MoeLayer::State::exchange_counts(const MoeRouting& routing, const std::function<void()>& check,
+                                           Method method, MoeReport& report) {
+  const std::vector<std::string> payloads = ops::agree(communicator, label(), [&]() -> ops::Ticket {
+    if (routing.num_experts != options.num_experts) {
+      core::fail(ErrorKind::kBadArgument, "the routing is for {} experts, the layer has {}",
+                 routing.num_experts, options.num_experts);
+    }
+    std::vector<std::int64_t> counts = count_rows(routing);
+    check();
+    return {.agreement = agreement("forward", routing.top_k, method),
+            .description = fmt::format("{} top_k={}, {}", label(), routing.top_k,
+                                       method == Method::kSerial ? "serial" : "overlapped"),
+            .payload = encode(observed ? observation : MoeObservation{}, counts)};
+  });
+  MoeCounts all{communicator.size(), options.num_experts, {}};
+  MoeObservation worst;
+  for (const std::string& payload : payloads) decode(payload, worst, all.rows, options.num_experts);
+  if (options.adapt && worst.producer_us > 0) report.adaptation = controller.observe(worst);
+  observed = false;
+  return all;
+}
+
+void MoeLayer::State::meet(const char* what, const std::function<void()>& check, Method method) {
+  ops::agree(communicator, label(), [&]() -> ops::Ticket {
+    check();
+    return {.agreement = agreement(what, 0, method),
+            .description = fmt::format("{} of {}", what, label()),
+            .payload = {}};
+  });
+}
+
+void MoeLayer::State::start_call(const MoeRouting& routing, const MoeCounts& counts) {
+  Call next;
+  next.routing = routing;
+  next.counts = with_capacity(counts, options.capacity);
+  for (std::size_t i = 0; i < counts.rows.size(); ++i)
+    next.all_dropped += counts.rows[i] - next.counts.rows[i];
+  const auto rank = static_cast<std::size_t>(communicator.rank());
+  const auto experts = static_cast<std::size_t>(options.num_experts);
+  const auto own = next.counts.rows.begin() + static_cast<std::ptrdiff_t>(rank * experts);
+  next.rows = ops::make_send_rows(routing, std::vector<std::int64_t>(own, own + options.num_experts));
+  call = std::move(next);
+}
+
+void MoeLayer::State::prepare(Plans& plans, Method method, std::int64_t dispatch_n,
+                              std::int64_t combine_k) const {
+  const MoePlanOptions wanted = plan_options(method);
+  const auto key = [](const MoePlanOptions& o) {
+    return std::tuple(o.padding, o.order, o.transport, o.segment_bands, o.collective_groups,
+                      o.resources.compute_units, o.resources.communication_units);
+  };
+  if (plans.dispatch != nullptr && key(plans.options) == key(wanted) &&
+      plans.counts.rows == call->counts.rows && plans.dispatch_n == dispatch_n &&
+      plans.combine_k == combine_k) {
+    return;
+  }
+  Executor& executor = context.executor();
+  plans.dispatch = executor.prepare(plan_moe_dispatch(wanted, call->counts, dispatch_n, options.hidden));
+  plans.combine = executor.prepare(plan_moe_combine(wanted, call->counts, options.hidden, combine_k));
+  plans.options = wanted;
+  plans.counts = call->counts;
+  plans.dispatch_n = dispatch_n;
+  plans.combine_k = combine_k;
+}
+
+const void* MoeLayer::State::weights_or_nothing(const void* weights) {
+  if (count > 0) return weights;
+  const std::int64_t bytes = std::max(activation().hidden_cols(), options.intermediate) * options.hidden * element();
+  if (bytes > nothing.size_bytes()) nothing.grow(bytes, label());
+  return nothing.data();
+}
+
+void MoeLayer::State::run(Plans& plans, bool second, const cpu::AlignedBuffer& a, std::int64_t lda,
+                          const void* b, const cpu::AlignedBuffer& out, std::int64_t ldo,
+                          Timeline* timeline) const {
+  Operands operands;
+  operands.a = a.data();
+  operands.lda = lda;
+  operands.b = b;
+  operands.ldb = lda;
+  operands.out = out.data();
+  operands.ldo = ldo;
+  context.executor().execute(second ? *plans.combine : *plans.dispatch, operands, Mode::kRun, timeline);
+}
+
+void MoeLayer::State::run_combine(Plans& plans, const cpu::AlignedBuffer& a, std::int64_t lda, const void* b,
+                                  const cpu::AlignedBuffer& out, Timeline* timeline, MoeReport& report) {
+  Timeline spans;
+  run(plans, true, a, lda, b, out, options.hidden, &spans);
+  observation = ops::observe(spans);
+  observed = true;
+  report.backlog_us = observation.backlog_us;
+  report.consumer_idle = observation.consumer_idle;
+  if (timeline != nullptr) {
+    timeline->spans.insert(timeline->spans.end(), spans.spans.begin(), spans.spans.end());
+  }
+}
+
+void MoeLayer::State::fill_report(MoeReport& report, Method method) const {
+  report.waste = moe_waste(plan_options(method), call->counts);
+  report.send_rows = call->layout.send_rows;
+  report.dropped_rows = call->rows.dropped;
+  report.all_dropped_rows = call->all_dropped;
+  for (const cpu::AlignedBuffer* buffer :
+       {&rows, &hidden, &activated, &results, &gradient_rows, &activated_gradient, &hidden_gradient,
+        &result_gradient, &transposed_up, &transposed_down, &nothing}) {
+    report.workspace_bytes += buffer->size_bytes();
+  }
+  report.setting = controller.setting();
+}
+
+namespace ops {
+
+MoeObservation observe(const Timeline& timeline) {
+  double first = INFINITY;
+  double last_tile = -INFINITY;
+  double last_transfer = -INFINITY;
+  for (const Span& span : timeline.spans) {
+    if (span.kind == SpanKind::kCompute) {
+      first = std::min(first, span.begin_us);
+      last_tile = std::max(last_tile, span.end_us);
+    }
+    if (span.kind == SpanKind::kCommunication) last_transfer = std::max(last_transfer, span.end_us);
+  }
+  MoeObservation observation;
+  if (!(last_tile > first)) return observation;
+  observation.producer_us = last_tile - first;
+  observation.backlog_us = std::max(0.0, last_transfer - last_tile);
+  std::map<std::string, double> waited;
+  for (const Span& span : timeline.spans) {
+    if (span.kind != SpanKind::kWait) continue;
+    waited[span.track] += std::max(0.0, std::min(span.end_us, last_tile) - std::max(span.begin_us, first));
+  }
+  double total = 0;
+  for (const auto& [track, us] : waited) total += us;
+  if (!waited.empty()) {
+    const double available = observation.producer_us * static_cast<double>(waited.size());
+    observation.consumer_idle = std::clamp(total / available, 0.0, 1.0);
+  }
+  return observation;
+}
+
+}  // namespace ops
+}  // namespace flashoverlap

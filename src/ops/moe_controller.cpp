@@ -1,0 +1,147 @@
+#include "flashoverlap/moe_controller.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/fail.h"
+
+namespace flashoverlap {
+namespace {
+
+// A step that costs more than this is taken back …
+constexpr double kWorse = 1.05;
+// … and may be tried again once calls take this much longer or shorter than before it.
+constexpr double kOtherLoad = 0.2;
+
+void at_least(const char* name, std::int64_t value, std::int64_t minimum) {
+  if (value >= minimum) return;
+  core::fail(ErrorKind::kBadArgument, "controller: {} is {}; at least {} is expected", name, value, minimum);
+}
+
+void check_share(const char* name, double value) {
+  if (value >= 0 && value <= 1) return;
+  core::fail(ErrorKind::kBadArgument, "controller: {} is {}; a share in [0, 1] is expected", name, value);
+}
+
+void check_time(const char* name, double value) {
+  if (std::isfinite(value) && value >= 0) return;
+  core::fail(ErrorKind::kBadArgument, "controller: {} is {}; a finite number >= 0 is expected", name, value);
+}
+
+std::string text_of(const MoeSetting& s) {
+  return fmt::format("{} consumers, {} compute units, {} bands a segment", s.consumers, s.compute_units,
+                     s.segment_bands);
+}
+
+}  // namespace
+
+MoeController::MoeController(const MoeControllerOptions& options, const MoeSetting& initial)
+    : options_(options), setting_(initial) {
+  at_least("min_consumers", options.min_consumers, 1);
+  at_least("max_consumers", options.max_consumers, options.min_consumers);
+  at_least("min_segment_bands", options.min_segment_bands, 1);
+  at_least("max_segment_bands", options.max_segment_bands, options.min_segment_bands);
+  at_least("total_units", options.total_units, 0);
+  at_least("patience", options.patience, 1);
+  check_share("high_backlog", options.high_backlog);
+  check_share("high_idle", options.high_idle);
+  if (options.total_units > 0 && options.max_consumers >= options.total_units) {
+    core::fail(ErrorKind::kBadArgument,
+               "controller: max_consumers is {} of {} units; at least one unit must be left to compute",
+               options.max_consumers, options.total_units);
+  }
+  setting_.consumers = std::clamp(setting_.consumers, options.min_consumers, options.max_consumers);
+  setting_.segment_bands =
+      std::clamp(setting_.segment_bands, options.min_segment_bands, options.max_segment_bands);
+  set_units();
+}
+
+void MoeController::set_units() {
+  if (options_.total_units > 0) setting_.compute_units = options_.total_units - setting_.consumers;
+}
+
+MoeController::Wish MoeController::wish_of(const MoeObservation& observation) const {
+  const double limit = options_.high_backlog * observation.producer_us;
+  if (observation.backlog_us > limit) return Wish::kMore;
+  if (observation.consumer_idle > options_.high_idle && observation.backlog_us < limit / 2)
+    return Wish::kLess;
+  return Wish::kStay;
+}
+
+bool MoeController::step(Wish wish, MoeSetting& next) const {
+  next = setting_;
+  if (wish == Wish::kMore) {
+    if (next.consumers < options_.max_consumers) {
+      ++next.consumers;
+    } else {
+      next.segment_bands = std::max(options_.min_segment_bands, next.segment_bands / 2);
+    }
+  } else {
+    if (next.consumers > options_.min_consumers) {
+      --next.consumers;
+    } else {
+      next.segment_bands = std::min(options_.max_segment_bands, next.segment_bands * 2);
+    }
+  }
+  return !(next == setting_);
+}
+
+/// Ends the trial of the step before, when there is one.
+std::string MoeController::judge(double mean_us) {
+  on_trial_ = false;
+  if (mean_us <= before_us_ * kWorse) {
+    return fmt::format("kept {}: {:.0f} us a call, {:.0f} us before", text_of(setting_), mean_us, before_us_);
+  }
+  barred_ = trial_;
+  barred_us_ = before_us_;
+  setting_ = before_;
+  in_a_row_ = 0;
+  recent_us_.clear();
+  return fmt::format("back to {}: {:.0f} us a call instead of {:.0f} us", text_of(setting_), mean_us,
+                     before_us_);
+}
+
+std::string MoeController::observe(const MoeObservation& observation) {
+  check_time("producer_us", observation.producer_us);
+  check_time("backlog_us", observation.backlog_us);
+  check_share("consumer_idle", observation.consumer_idle);
+  if (frozen_) return "frozen at " + text_of(setting_);
+  const double call_us = observation.producer_us + observation.backlog_us;
+  const Wish wish = wish_of(observation);
+  in_a_row_ = wish == last_wish_ ? in_a_row_ + 1 : 1;
+  last_wish_ = wish;
+  recent_us_.push_back(call_us);
+  if (std::ssize(recent_us_) > options_.patience) recent_us_.erase(recent_us_.begin());
+  if (wish == Wish::kStay || std::abs(call_us - barred_us_) > kOtherLoad * barred_us_) barred_ = Wish::kStay;
+  const double mean_us =
+      std::accumulate(recent_us_.begin(), recent_us_.end(), 0.0) / static_cast<double>(recent_us_.size());
+  if (on_trial_) {
+    if (std::ssize(recent_us_) < options_.patience) return "trying " + text_of(setting_);
+    return judge(mean_us);
+  }
+  const char* const why = wish == Wish::kMore ? "backlog" : "idle consumers";
+  if (wish == Wish::kStay) return "in range with " + text_of(setting_);
+  if (in_a_row_ < options_.patience || std::ssize(recent_us_) < options_.patience) {
+    return fmt::format("{} once more would change {}", why, text_of(setting_));
+  }
+  MoeSetting next;
+  if (wish == barred_ || !step(wish, next)) {
+    return fmt::format("{}, but {} {}", why, text_of(setting_),
+                       wish == barred_ ? "was better" : "is at its bounds");
+  }
+  before_ = setting_;
+  before_us_ = mean_us;
+  trial_ = wish;
+  on_trial_ = true;
+  setting_ = next;
+  set_units();
+  in_a_row_ = 0;
+  recent_us_.clear();
+  return fmt::format("{} of {:.0f} us in {:.0f} us, {:.0f} % idle: to {}", why, observation.backlog_us,
+                     observation.producer_us, 100 * observation.consumer_idle, text_of(setting_));
+}
+
+}  // namespace flashoverlap

@@ -1,0 +1,34 @@
+#include "ops/moe_rows.h"
+
+namespace flashoverlap::ops {
+
+SendRows make_send_rows(const MoeRouting& routing, const std::vector<std::int64_t>& kept) {
+  std::vector<std::int64_t> next(kept.size());
+  std::vector<std::int64_t> end(kept.size());
+  std::int64_t total = 0;
+  for (std::size_t expert = 0; expert < kept.size(); ++expert) {
+    next[expert] = total;
+    total += kept[expert];
+    end[expert] = total;
+  }
+  SendRows rows;
+  rows.token.resize(static_cast<std::size_t>(total));
+  rows.slot.resize(static_cast<std::size_t>(total));
+  rows.row.assign(routing.experts.size(), -1);
+  for (std::size_t i = 0; i < routing.experts.size(); ++i) {
+    if (routing.experts[i] < 0) continue;
+    const auto expert = static_cast<std::size_t>(routing.experts[i]);
+    if (next[expert] == end[expert]) {
+      ++rows.dropped;
+      continue;
+    }
+    const std::int64_t row = next[expert]++;
+    const auto slots = static_cast<std::size_t>(routing.top_k);
+    rows.token[static_cast<std::size_t>(row)] = static_cast<std::int64_t>(i / slots);
+    rows.slot[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(i % slots);
+    rows.row[i] = row;
+  }
+  return rows;
+}
+
+}  // namespace flashoverlap::ops

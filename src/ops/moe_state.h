@@ -1,0 +1,117 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cpu/thread_pool.h"
+#include "cpu/workspace.h"
+#include "flashoverlap/moe_layer.h"
+#include "ops/moe_passes.h"
+#include "ops/moe_rows.h"
+
+namespace flashoverlap {
+
+/// What a layer holds between calls. Its parts are in moe_layer.cpp, moe_call.cpp and moe_backward.cpp.
+struct MoeLayer::State {
+  State(Context& context_of_layer, const MoeLayerOptions& options_of_layer);
+
+  /// A rank's shape of one call, and the plans for it; kept while nothing changes.
+  struct Plans {
+    MoePlanOptions options;
+    MoeCounts counts;
+    std::int64_t dispatch_n = 0;
+    std::int64_t combine_k = 0;
+    std::unique_ptr<PreparedPlan> dispatch;
+    std::unique_ptr<PreparedPlan> combine;
+  };
+
+  /// The last forward: what backward and measure_parts go on from.
+  struct Call {
+    MoeRouting routing;
+    MoeCounts counts;
+    MoeLayout layout;
+    ops::SendRows rows;
+    ops::RowPlaces places;
+    std::int64_t all_dropped = 0;
+  };
+
+  [[nodiscard]] ops::MoeActivation activation() const {
+    return {options.activation, options.gated, options.intermediate};
+  }
+  [[nodiscard]] std::int64_t element() const { return size_of(options.dtype); }
+  [[nodiscard]] MoePlanOptions plan_options(Method method) const;
+  [[nodiscard]] std::uint64_t agreement(std::string_view call, std::int32_t top_k, Method method) const;
+  [[nodiscard]] std::string label() const;
+
+  void check_matrix(const char* name, const void* data, const char* ld_name, std::int64_t ld,
+                    std::int64_t rows) const;
+  void check_weights(const MoeWeights& weights) const;
+
+  /// Meets the other ranks: counts, observations of the call before; decides on the setting.
+  MoeCounts exchange_counts(const MoeRouting& routing, const std::function<void()>& check, Method method,
+                            MoeReport& report);
+  void meet(const char* what, const std::function<void()>& check, Method method);
+  void start_call(const MoeRouting& routing, const MoeCounts& counts);
+  void prepare(Plans& plans, Method method, std::int64_t dispatch_n, std::int64_t combine_k) const;
+  void reserve_forward();
+  /// `weights`, or where this rank has no expert and so may have none, memory that nobody reads.
+  [[nodiscard]] const void* weights_or_nothing(const void* weights);
+  void run(Plans& plans, bool second, const cpu::AlignedBuffer& a, std::int64_t lda, const void* b,
+           const cpu::AlignedBuffer& out, std::int64_t ldo, Timeline* timeline) const;
+  /// Second GEMM with its return; fills in backlog and idle time.
+  void run_combine(Plans& plans, const cpu::AlignedBuffer& a, std::int64_t lda, const void* b,
+                   const cpu::AlignedBuffer& out, Timeline* timeline, MoeReport& report);
+  void fill_report(MoeReport& report, Method method) const;
+
+  Context& context;
+  Communicator& communicator;
+  MoeLayerOptions options;
+  std::int64_t first = 0;  ///< Local experts are [first, first + count).
+  std::int64_t count = 0;
+  MoeController controller;
+  cpu::ThreadPool pool;
+  Plans forward_plans;
+  Plans backward_plans;
+  std::optional<Call> call;
+  bool results_valid = false;  ///< Buffers hold what the last forward left.
+  MoeObservation observation;
+  bool observed = false;
+
+  cpu::AlignedBuffer rows;       ///< A of the first GEMM: [places.num_rows, H]
+  cpu::AlignedBuffer hidden;     ///< [layout.rows, U]
+  cpu::AlignedBuffer activated;  ///< [layout.rows, I]
+  cpu::AlignedBuffer results;    ///< [send_rows, H]
+  // Backward.
+  cpu::AlignedBuffer gradient_rows;       ///< As rows.
+  cpu::AlignedBuffer activated_gradient;  ///< As activated.
+  cpu::AlignedBuffer hidden_gradient;     ///< As hidden.
+  cpu::AlignedBuffer result_gradient;     ///< As results: gradients by the rows sent.
+  cpu::AlignedBuffer transposed_up;       ///< [local experts, H, U]
+  cpu::AlignedBuffer transposed_down;     ///< [local experts, I, H]
+  cpu::AlignedBuffer nothing;             ///< [max(U, I), H] where this rank has no expert
+};
+
+namespace ops {
+
+/// Microseconds since the last call of `lap` or since it was made.
+class Stopwatch {
+ public:
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    const double us = std::chrono::duration<double, std::micro>(now - last_).count();
+    last_ = now;
+    return us;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+/// What the spans of a run of the second GEMM tell.
+MoeObservation observe(const Timeline& timeline);
+
+}  // namespace ops
+}  // namespace flashoverlap
