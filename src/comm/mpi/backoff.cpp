@@ -23,14 +23,14 @@ Backoff::Backoff() {
 }
 
 void Backoff::reset() {
-  yield_until_ = Clock::now() + kYieldFor;
-  sleep_ = kFirstSleep;
+  yield_until_ = Clock::now() + policy.yield_for;
+  sleep_ = policy.first_sleep;
 }
 
 void Backoff::wait() {
   if (Clock::now() < yield_until_) return std::this_thread::yield();
   std::this_thread::sleep_for(sleep_);
-  sleep_ = std::min(sleep_ + sleep_ / 4, kLongestSleep);
+  sleep_ = std::min(sleep_ + sleep_ / 4, policy.longest_sleep);
 }
 
 }  // namespace flashoverlap::comm::mpi
