@@ -9,13 +9,14 @@
 #   network_hosts.sh down
 #   network_hosts.sh check                       0 when this machine allows all that, else says why not and 77
 #
-# Needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN), iproute2 and, for run, OpenMPI. Set FO_HOSTS_PREFIX to have several at a
-# time.
+# Needs root (or CAP_NET_ADMIN and CAP_SYS_ADMIN), iproute2 and, for run, OpenMPI. To have several sets of hosts at a time, give
+# each a FO_HOSTS_PREFIX and a FO_HOSTS_SUBNET of its own: N takes 10.N.0.0/24 and 10.(N+1).0.0/24; default 77.
 set -euo pipefail
 
 prefix=${FO_HOSTS_PREFIX:-fo}
-subnet_of_data=10.77.0
-subnet_of_management=10.78.0
+subnet=${FO_HOSTS_SUBNET:-77}
+subnet_of_data=10.$subnet.0
+subnet_of_management=10.$((subnet + 1)).0
 
 usage() { sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 hosts() { ip netns list | awk '{print $1}' | grep -E "^$prefix-h[0-9]+$" | sort -V || true; }
@@ -62,6 +63,7 @@ shape() {
 
 up() {
   local count=$1 rate=${2:-} delay=${3:-} i
+  check
   down
   for bridge in data mgmt; do
     ip link add "$prefix-$bridge" type bridge

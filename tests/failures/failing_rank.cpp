@@ -25,7 +25,7 @@ namespace {
 using namespace std::chrono_literals;
 
 struct Options {
-  std::string fault;  // none, throw, exit, kill, stop, slow, wrong-plan, out-of-memory
+  std::string fault;  // none, throw, exit, kill, stop, cut, slow, wrong-plan, out-of-memory
   std::string stage;  // start, planned, group, last
   std::string op;     // all-reduce, reduce-scatter, all-to-all
   int victim = 1;
@@ -83,6 +83,10 @@ class Fault {
     if (fault == "kill") {
       if (options_.ranks == 0) ::raise(SIGKILL);
       throw Left{};
+    }
+    if (fault == "cut") {
+      // This process has a host, that is a network namespace, to itself.
+      if (std::system("ip link set data0 down") != 0) std::abort();
     }
     if (fault == "stop") {
       // A thread that does not come back while the others wait.

@@ -1,11 +1,11 @@
 // Runs every fault at every stage with every operator on every communicator, and prints what happened as a
 // table.
 //
-//   failure_matrix FAILING_RANK [MPIEXEC [MPIEXEC ARGUMENT…]]
+//   failure_matrix FAILING_RANK [MPIEXEC [NETWORK_HOSTS_SH]]
 //
 // A run is green when every surviving rank threw within the time-out plus 5 s, with a message that names the
 // rank that failed and the operator, or, for a slow rank, when every result is right; and when no process is
-// left.
+// left. A run that was only late is run once more, alone, at the end: another program may have had the cores.
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -37,12 +37,19 @@ constexpr std::int64_t kAllowedMs = kTimeoutMs + 5000;
 constexpr auto kHungAfter = 60s;
 
 struct Cell {
-  std::string communicator;  // "threads", "mpi shared memory", "mpi tcp"
+  std::string communicator;  // "threads", "mpi shared memory", "mpi tcp", "mpi hosts"
   std::string fault;
   std::string stage;
   std::string op;
   int ranks = 2;
   int victim = 1;
+  int hosts = -1;  // Which set of hosts; of "mpi hosts" only.
+};
+
+struct Programs {
+  std::string failing_rank;
+  std::string mpiexec;        // Empty: without MPI.
+  std::string network_hosts;  // Empty: without hosts.
 };
 
 struct Record {
@@ -54,7 +61,19 @@ struct Record {
 struct Outcome {
   std::string verdict;  // "ok", or what is wrong
   double seconds = 0;   // from the fault to the last survivor's error
+  bool is_late = false;
 };
+
+// Sets of two hosts each, so that runs whose links are cut do not wait for each other.
+constexpr int kHostSets = 3;
+constexpr int kHosts = 2;
+
+int network_hosts(const Programs& programs, int set, const std::string& words) {
+  const std::string command = fmt::format("FO_HOSTS_PREFIX=fom{} FO_HOSTS_SUBNET={} '{}' {}", set,
+                                          100 + 2 * set, programs.network_hosts, words);
+  const int status = std::system(command.c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
 
 std::optional<Record> read(const fs::path& path) {
   std::ifstream file(path);
@@ -85,10 +104,16 @@ std::vector<pid_t> processes_with(const std::string& text) {
 
 class Run {
  public:
-  Run(Cell cell, const std::vector<std::string>& program, fs::path folder)
+  Run(Cell cell, const Programs& programs, fs::path folder)
       : cell_(std::move(cell)), folder_(std::move(folder)), begin_(Clock::now()) {
     fs::create_directories(folder_);
-    std::vector<std::string> words = command(program);
+    if (cell_.hosts >= 0) {
+      for (int host = 1; host <= kHosts; ++host)
+        network_hosts(programs, cell_.hosts, fmt::format("link {} up", host));
+      ::setenv("FO_HOSTS_PREFIX", fmt::format("fom{}", cell_.hosts).c_str(), 1);
+      ::setenv("FO_HOSTS_SUBNET", std::to_string(100 + 2 * cell_.hosts).c_str(), 1);
+    }
+    std::vector<std::string> words = command(programs);
     pid_ = ::fork();
     if (pid_ == 0) {
       std::vector<char*> argv;
@@ -125,10 +150,12 @@ class Run {
  private:
   [[nodiscard]] bool is_mpi() const { return cell_.communicator != "threads"; }
 
-  std::vector<std::string> command(const std::vector<std::string>& program) const {
+  std::vector<std::string> command(const Programs& programs) const {
     std::vector<std::string> words;
-    if (is_mpi()) {
-      words.assign(program.begin() + 1, program.end());
+    if (cell_.hosts >= 0) {
+      words = {programs.network_hosts, "run"};
+    } else if (is_mpi()) {
+      words = {programs.mpiexec};
       const std::string transport = cell_.communicator == "mpi tcp" ? "self,tcp" : "self,vader";
       for (const char* word : {"--mca", "pml", "ob1", "--mca", "btl"}) words.emplace_back(word);
       words.push_back(transport);
@@ -136,7 +163,7 @@ class Run {
       for (const char* word : {"--mca", "orte_enable_recovery", "1", "-n"}) words.emplace_back(word);
       words.push_back(std::to_string(cell_.ranks));
     }
-    words.push_back(program.front());
+    words.push_back(programs.failing_rank);
     for (const std::string& word :
          {cell_.fault, cell_.stage, cell_.op, std::to_string(cell_.victim),
           std::to_string(is_mpi() ? 0 : cell_.ranks), std::to_string(kTimeoutMs), folder_.string()}) {
@@ -151,7 +178,8 @@ class Run {
     Outcome outcome{"ok", 0};
     const bool must_be_right = cell_.fault == "slow";
     for (int rank = 0; rank < cell_.ranks; ++rank) {
-      if (rank == cell_.victim && !must_be_right) continue;
+      // A rank that is cut off lives, and to it the others are lost.
+      if (rank == cell_.victim && !must_be_right && cell_.fault != "cut") continue;
       const auto record = read(folder_ / fmt::format("rank{}", rank));
       if (!record) return {fmt::format("rank {} did not say anything", rank), 0};
       if (must_be_right) {
@@ -160,8 +188,9 @@ class Run {
       }
       const std::int64_t took_ms = record->at_ms - fault->at_ms;
       outcome.seconds = std::max(outcome.seconds, static_cast<double>(took_ms) / 1e3);
-      if (took_ms > kAllowedMs) return {fmt::format("rank {} threw after {} ms", rank, took_ms), 0};
-      if (const std::string wrong = wrong_message(*record); !wrong.empty()) {
+      if (took_ms > kAllowedMs) return {fmt::format("rank {} threw after {} ms", rank, took_ms), 0, true};
+      const int failed = rank == cell_.victim ? 1 - rank : cell_.victim;
+      if (const std::string wrong = wrong_message(*record, failed); !wrong.empty()) {
         return {fmt::format("rank {}: {}: {}", rank, wrong, record->message), 0};
       }
     }
@@ -172,13 +201,13 @@ class Run {
   }
 
   /// What is wrong with a survivor's error.
-  [[nodiscard]] std::string wrong_message(const Record& record) const {
+  [[nodiscard]] std::string wrong_message(const Record& record, int failed) const {
     if (record.kind == "ok") return "no error";
     if (record.kind == "own error") return "not an error of the library";
     const auto names = [&](const std::string& text) {
       return record.message.find(text) != std::string::npos;
     };
-    if (!names(fmt::format("rank {}", cell_.victim))) return "does not name the rank that failed";
+    if (!names(fmt::format("rank {}", failed))) return "does not name the rank that failed";
     // Before the first call nobody has said yet what is to be called.
     if (!names("gemm-" + cell_.op) && cell_.stage != "start") return "does not name the operator";
     if (!names("m=192") && cell_.stage != "start") return "does not name the shape";
@@ -206,12 +235,16 @@ class Run {
   pid_t pid_ = -1;
 };
 
-std::vector<Cell> all_cells(bool with_mpi) {
+std::vector<Cell> all_cells(const Programs& programs) {
   std::vector<Cell> cells;
+  const std::vector<std::string> operators = {"all-reduce", "reduce-scatter", "all-to-all"};
+  const std::vector<std::string> stages = {"start", "planned", "group", "last"};
   std::vector<std::string> communicators = {"threads"};
-  if (with_mpi) communicators.insert(communicators.end(), {"mpi shared memory", "mpi tcp"});
+  if (!programs.mpiexec.empty()) {
+    communicators.insert(communicators.end(), {"mpi shared memory", "mpi tcp"});
+  }
   for (const std::string& communicator : communicators) {
-    for (const std::string op : {"all-reduce", "reduce-scatter", "all-to-all"}) {
+    for (const std::string& op : operators) {
       const auto add = [&](const std::string& fault, const std::string& stage) {
         Cell cell{communicator, fault, stage, op};
         cell.ranks = 2 + static_cast<int>(cells.size() % 3);
@@ -221,15 +254,28 @@ std::vector<Cell> all_cells(bool with_mpi) {
       for (const std::string fault : {"throw", "exit", "kill", "stop", "slow"}) {
         // Threads cannot be killed one by one.
         if (communicator == "threads" && fault == "kill") continue;
-        for (const std::string stage : {"start", "planned", "group", "last"}) add(fault, stage);
+        for (const std::string& stage : stages) add(fault, stage);
       }
       for (const std::string stage : {"start", "limit", "planned", "group", "last"})
         add("out-of-memory", stage);
       add("wrong-plan", "plan");
     }
   }
+  if (programs.network_hosts.empty()) return cells;
+  static_assert(kHostSets == 3, "one for each operator");
+  for (std::size_t op = 0; op < operators.size(); ++op) {
+    for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+      cells.push_back({"mpi hosts", "cut", stages[stage], operators[op], kHosts,
+                       static_cast<int>((op + stage) % kHosts), static_cast<int>(op)});
+    }
+  }
   return cells;
 }
+
+struct Result {
+  Cell cell;
+  Outcome outcome;
+};
 
 void print(const Cell& cell, const Outcome& outcome) {
   fmt::print("{:<18} {:<15} {:<14} {:<8} {} ranks, {} fails   {:>5.1f} s  {}\n", cell.communicator, cell.op,
@@ -237,36 +283,132 @@ void print(const Cell& cell, const Outcome& outcome) {
   std::fflush(stdout);
 }
 
-int run_matrix(const std::vector<std::string>& program) {
-  const fs::path root = fs::temp_directory_path() / fmt::format("failure_matrix_{}", ::getpid());
-  const std::vector<Cell> cells = all_cells(program.size() > 1);
-  constexpr std::size_t kAtATime = 4;
-  std::vector<std::unique_ptr<Run>> running;
-  std::size_t next = 0;
-  int failed = 0;
-  const auto begin = Clock::now();
-  while (next < cells.size() || !running.empty()) {
-    while (next < cells.size() && running.size() < kAtATime) {
-      running.push_back(std::make_unique<Run>(cells[next], program, root / fmt::format("run{}", next)));
-      ++next;
-    }
-    std::this_thread::sleep_for(20ms);
-    std::erase_if(running, [&](const auto& run) {
-      const auto outcome = run->poll();
-      if (!outcome) return false;
-      print(run->cell(), *outcome);
-      if (outcome->verdict == "ok") {
-        fs::remove_all(run->folder());
-      } else {
-        ++failed;
-      }
-      return true;
-    });
+// As docs/operations.md has it: for each fault and stage the longest time of the operators.
+void print_table(const std::vector<Cell>& cells, const std::vector<Result>& results) {
+  std::vector<std::string> communicators;
+  std::vector<std::pair<std::string, std::string>> rows;
+  const auto add_new = [](auto& list, const auto& item) {
+    if (std::find(list.begin(), list.end(), item) == list.end()) list.push_back(item);
+  };
+  for (const Cell& cell : cells) {
+    add_new(communicators, cell.communicator);
+    add_new(rows, std::pair(cell.fault, cell.stage));
   }
-  fmt::print("{} runs in {:.0f} s: {} green, {} not\n", cells.size(),
-             std::chrono::duration<double>(Clock::now() - begin).count(),
-             cells.size() - static_cast<std::size_t>(failed), failed);
+  fmt::print("\n| fault | stage |");
+  for (const std::string& name : communicators) fmt::print(" {} |", name);
+  fmt::print("\n|---|---|");
+  for (std::size_t i = 0; i < communicators.size(); ++i) fmt::print("---|");
+  for (const auto& [fault, stage] : rows) {
+    fmt::print("\n| {} | {} |", fault, stage);
+    for (const std::string& name : communicators) {
+      std::string text = "-";
+      double longest = 0;
+      for (const auto& [cell, outcome] : results) {
+        if (cell.communicator != name || cell.fault != fault || cell.stage != stage || text == "FAILED")
+          continue;
+        longest = std::max(longest, outcome.seconds);
+        text = outcome.verdict != "ok" ? "FAILED"
+               : fault == "slow"       ? "right"
+                                       : fmt::format("{:.1f}", longest);
+      }
+      fmt::print(" {} |", text);
+    }
+  }
+  fmt::print("\n\n");
+}
+
+/// Runs cells, some at a time, and keeps what came of them.
+class Matrix {
+ public:
+  Matrix(const Programs& programs, fs::path root) : programs_(programs), root_(std::move(root)) {}
+
+  void run(std::vector<Cell> waiting, std::size_t at_a_time) {
+    std::vector<std::unique_ptr<Run>> running;
+    while (!waiting.empty() || !running.empty()) {
+      for (auto cell = waiting.begin(); cell != waiting.end() && running.size() < at_a_time;) {
+        const bool is_taken = std::any_of(running.begin(), running.end(), [&](const auto& other) {
+          return cell->hosts >= 0 && other->cell().hosts == cell->hosts;
+        });
+        if (is_taken) {
+          ++cell;
+          continue;
+        }
+        running.push_back(std::make_unique<Run>(*cell, programs_, root_ / fmt::format("run{}", started_++)));
+        cell = waiting.erase(cell);
+      }
+      std::this_thread::sleep_for(20ms);
+      std::erase_if(running, [&](const auto& run) {
+        const auto outcome = run->poll();
+        if (!outcome) return false;
+        print(run->cell(), *outcome);
+        if (outcome->verdict == "ok") fs::remove_all(run->folder());
+        results_.push_back({run->cell(), *outcome});
+        return true;
+      });
+    }
+  }
+
+  void run_late_ones_again() {
+    std::vector<Cell> late;
+    std::erase_if(results_, [&](const Result& result) {
+      if (result.outcome.is_late) late.push_back(result.cell);
+      return result.outcome.is_late;
+    });
+    if (late.empty()) return;
+    fmt::print("{} runs were late; once more, one at a time:\n", late.size());
+    run(late, 1);
+  }
+
+  [[nodiscard]] const std::vector<Result>& results() const { return results_; }
+
+ private:
+  const Programs& programs_;
+  fs::path root_;
+  int started_ = 0;
+  std::vector<Result> results_;
+};
+
+/// Hosts for as long as this lives, where this machine allows them.
+class Hosts {
+ public:
+  explicit Hosts(Programs& programs) : programs_(programs) {
+    if (programs.network_hosts.empty()) return;
+    if (network_hosts(programs, 0, "check") != 0) {
+      fmt::print("no runs with links that are cut, for the reason above\n");
+      programs_.network_hosts.clear();
+      return;
+    }
+    for (int set = 0; set < kHostSets; ++set) network_hosts(programs, set, fmt::format("up {}", kHosts));
+  }
+  ~Hosts() {
+    if (programs_.network_hosts.empty()) return;
+    for (int set = 0; set < kHostSets; ++set) network_hosts(programs_, set, "down");
+  }
+  Hosts(const Hosts&) = delete;
+  Hosts& operator=(const Hosts&) = delete;
+
+ private:
+  Programs& programs_;
+};
+
+int run_matrix(Programs programs) {
+  const Hosts hosts(programs);
+  const fs::path root = fs::temp_directory_path() / fmt::format("failure_matrix_{}", ::getpid());
+  constexpr std::size_t kAtATime = 4;
+  const auto begin = Clock::now();
+  Matrix matrix(programs, root);
+  const std::vector<Cell> cells = all_cells(programs);
+  matrix.run(cells, kAtATime);
+  matrix.run_late_ones_again();
+  const auto& results = matrix.results();
+  print_table(cells, results);
+  const auto failed = std::count_if(results.begin(), results.end(),
+                                    [](const Result& result) { return result.outcome.verdict != "ok"; });
+  fmt::print("{} runs in {:.0f} s: {} green, {} not\n", results.size(),
+             std::chrono::duration<double>(Clock::now() - begin).count(), std::ssize(results) - failed,
+             failed);
   if (failed > 0) fmt::print("what the runs that are not green left is in {}\n", root.string());
+  if (failed == 0) fs::remove_all(root);
   return failed == 0 ? 0 : 1;
 }
 
@@ -274,9 +416,10 @@ int run_matrix(const std::vector<std::string>& program) {
 }  // namespace flashoverlap::test
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    fmt::print(stderr, "usage: failure_matrix FAILING_RANK [MPIEXEC [ARGUMENT…]]\n");
+  if (argc < 2 || argc > 4) {
+    fmt::print(stderr, "usage: failure_matrix FAILING_RANK [MPIEXEC [NETWORK_HOSTS_SH]]\n");
     return 2;
   }
-  return flashoverlap::test::run_matrix(std::vector<std::string>(argv + 1, argv + argc));
+  flashoverlap::test::Programs programs{argv[1], argc > 2 ? argv[2] : "", argc > 3 ? argv[3] : ""};
+  return flashoverlap::test::run_matrix(std::move(programs));
 }
