@@ -1,0 +1,91 @@
+"""FlashOverlap hides collectives behind the matrix multiplication that makes or uses the data.
+
+>>> import numpy as np, flashoverlap as fo
+>>> def layer(comm):
+...     rng = np.random.default_rng(comm.rank)
+...     x = rng.standard_normal((512, 256), dtype=np.float32)  # this rank's columns of the input
+...     w = rng.standard_normal((384, 256), dtype=np.float32)  # and of the weight
+...     return fo.gemm_all_reduce(x, w, comm=comm, activation="silu")
+>>> y = fo.run_ranks(4, layer)
+>>> np.array_equal(y[0], y[3]), y[0].shape
+(True, (512, 384))
+
+``flashoverlap.torch`` has layers for PyTorch. docs/python.md describes all of it.
+"""
+
+from __future__ import annotations
+
+from . import errors
+from ._core import Timeline
+from ._core import version as __version__
+from .errors import (
+    ArgumentTypeError,
+    BadArgumentError,
+    CommunicationError,
+    DeviceError,
+    Error,
+    FileError,
+    InternalError,
+    OutOfMemoryError,
+    RankError,
+    TimeoutError,
+    UnsupportedError,
+)
+from .operators import (
+    GemmAllReduce,
+    GemmAllToAll,
+    GemmReduceScatter,
+    gemm_all_reduce,
+    gemm_all_to_all,
+    gemm_reduce_scatter,
+)
+from .planning import (
+    Choice,
+    MachineProfile,
+    Plan,
+    Simulation,
+    Tuning,
+    machine_profiles,
+    plan,
+    predict,
+    simulate,
+    tune,
+    verify,
+)
+from .ranks import Communicator, run_ranks
+
+__all__ = [
+    "ArgumentTypeError",
+    "BadArgumentError",
+    "Choice",
+    "CommunicationError",
+    "Communicator",
+    "DeviceError",
+    "Error",
+    "FileError",
+    "GemmAllReduce",
+    "GemmAllToAll",
+    "GemmReduceScatter",
+    "InternalError",
+    "MachineProfile",
+    "OutOfMemoryError",
+    "Plan",
+    "RankError",
+    "Simulation",
+    "Timeline",
+    "TimeoutError",
+    "Tuning",
+    "UnsupportedError",
+    "__version__",
+    "errors",
+    "gemm_all_reduce",
+    "gemm_all_to_all",
+    "gemm_reduce_scatter",
+    "machine_profiles",
+    "plan",
+    "predict",
+    "run_ranks",
+    "simulate",
+    "tune",
+    "verify",
+]

@@ -1,0 +1,387 @@
+"""Calls on paper: their plans, what they would take on a machine, and which plan is the best there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import _arrays, _core
+from .errors import BadArgumentError
+
+Timeline = _core.Timeline
+
+
+class Plan:
+    """An overlap plan of one rank: which tile when, which tiles travel together, where the data goes.
+
+    ``print(plan)`` shows the tile map; ``plan.to_dict()`` has every field (docs/plan-format.md); ``plan.plot()``
+    draws the tile map with matplotlib.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._json = text
+        self._dict: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        if self._dict is None:
+            self._dict = json.loads(self._json)
+        return self._dict
+
+    @staticmethod
+    def from_dict(fields: dict[str, Any]) -> Plan:
+        """Raises BadArgumentError, naming the field, for a plan that does not hold."""
+        text = json.dumps(fields)
+        _core.plan_text(text)  # Reads and verifies it.
+        return Plan(text)
+
+    @property
+    def operation(self) -> str:
+        return str(self.to_dict()["operation"])
+
+    @property
+    def rank(self) -> int:
+        return int(self.to_dict()["rank"])
+
+    @property
+    def world_size(self) -> int:
+        return int(self.to_dict()["world_size"])
+
+    @property
+    def num_waves(self) -> int:
+        return sum(self.partition)
+
+    @property
+    def partition(self) -> list[int]:
+        """Waves of each group."""
+        plan = self.to_dict()
+        units = plan["resources"]["compute_units"]
+        return [-(-group["num_tiles"] // units) for group in plan["groups"]]
+
+    @property
+    def num_tiles(self) -> int:
+        return len(self.to_dict()["schedule"])
+
+    def plot(self, axes: Any = None) -> Any:
+        from .plotting import plot_plan
+
+        return plot_plan(self, axes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(self._json)
+
+    def __str__(self) -> str:
+        return _core.plan_text(self._json)
+
+    def __repr__(self) -> str:
+        return (
+            f"<flashoverlap.Plan {self.operation}, rank {self.rank} of {self.world_size}, {self.num_tiles} tiles, "
+            f"{len(self.to_dict()['groups'])} groups>"
+        )
+
+
+class MachineProfile:
+    """What is known of a machine: how long GEMMs and transfers take there (docs/machine-profile.md)."""
+
+    def __init__(self, text: str) -> None:
+        self._json = text
+
+    @staticmethod
+    def load(name_or_path: str) -> MachineProfile:
+        """A profile that ships (``machine_profiles()``) or a file of ``flashoverlap profile``."""
+        return MachineProfile(_core.load_machine_profile(str(name_or_path)))
+
+    @staticmethod
+    def from_dict(fields: dict[str, Any]) -> MachineProfile:
+        return MachineProfile(_core.parse_machine_profile(json.dumps(fields)))
+
+    def to_dict(self) -> dict[str, Any]:
+        fields: dict[str, Any] = json.loads(self._json)
+        return fields
+
+    @property
+    def name(self) -> str:
+        return str(self.to_dict()["name"])
+
+    def transfer_us(
+        self, operation: str, world_size: int, sizes: Sequence[int], *, units: int = 0, dtype: Any = "float32"
+    ) -> list[float]:
+        """How long one transfer of each size (bytes of a rank's whole buffer) takes."""
+        return _core.curve_points(
+            self._json,
+            _operation(operation),
+            world_size,
+            units,
+            _arrays.dtype_name(dtype),
+            [int(s) for s in sizes],
+        )
+
+    def communication_units(self, operation: str, world_size: int) -> list[int]:
+        """Numbers of communication units for which there are measured curves; [0]: none."""
+        return _core.communication_unit_choices(self._json, _operation(operation), world_size)
+
+    def plot(self, operation: str, world_size: int, axes: Any = None) -> Any:
+        from .plotting import plot_bandwidth
+
+        return plot_bandwidth(self, operation, world_size, axes)
+
+    def __repr__(self) -> str:
+        return f"<flashoverlap.MachineProfile {self.name}>"
+
+
+def machine_profiles() -> list[str]:
+    """Names of the profiles that ship with the library."""
+    return _core.shipped_machine_profiles()
+
+
+def _profile(machine: Any) -> MachineProfile:
+    if isinstance(machine, MachineProfile):
+        return machine
+    if isinstance(machine, dict):
+        return MachineProfile.from_dict(machine)
+    if isinstance(machine, (str, Path)):
+        return MachineProfile.load(str(machine))
+    raise BadArgumentError(
+        f"machine is {machine!r}; expected a MachineProfile, a dict, a file, or one of {', '.join(machine_profiles())}"
+    )
+
+
+@contextlib.contextmanager
+def profile_file(machine: Any) -> Iterator[str | None]:
+    """The machine as a file, for the compiled half; None stays None."""
+    if machine is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "machine.json"
+        path.write_text(_profile(machine)._json, encoding="utf-8")
+        yield str(path)
+
+
+def cpu_name() -> str:
+    """As the command writes it into tuning caches: model and cores."""
+    from os import cpu_count
+
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    return f"{model}, {cpu_count()} cores"
+
+
+def _operation(name: str) -> str:
+    return str(name).replace("_", "-")
+
+
+def _problem(
+    operation: str,
+    *,
+    n: int,
+    k: int,
+    m: int = 0,
+    world_size: int = 0,
+    dtype: Any = "float32",
+    rows: str = "contiguous",
+    destinations: Sequence[Sequence[int]] | None = None,
+    tile: Any = None,
+    partition: Any = "auto",
+    units: int = 0,
+) -> _core.Problem:
+    from .operators import _partition_list, _shape_of, _tile_list
+
+    operation = _operation(operation)
+    if operation not in ("gemm-all-reduce", "gemm-reduce-scatter", "gemm-all-to-all"):
+        raise BadArgumentError(
+            f"operation is {operation!r}; expected gemm-all-reduce, gemm-reduce-scatter or gemm-all-to-all"
+        )
+    if (operation == "gemm-all-to-all") != (destinations is not None):
+        raise BadArgumentError("destinations: one list per rank for gemm-all-to-all, and for nothing else")
+    shape = _shape_of(operation, m, n, k, dtype, tile, partition, rows)
+    lists = [[int(rank) for rank in row] for row in destinations or []]
+    if world_size < 0 or units < 0:
+        raise BadArgumentError(f"world_size is {world_size} and units is {units}; expected numbers >= 0 (0: chosen)")
+    return _core.Problem(
+        operation,
+        shape.m,
+        shape.n,
+        shape.k,
+        world_size or len(lists) or 2,
+        shape.dtype,
+        rows,
+        _tile_list(tile),
+        _partition_list(partition),
+        lists,
+        int(units),
+    )
+
+
+def plan(operation: str, **problem: Any) -> list[Plan]:
+    """The plans of all ranks, verified together, as the operators make them; nothing is computed.
+
+    operation: "gemm_all_reduce", "gemm_reduce_scatter" or "gemm_all_to_all".
+    problem: m, n, k; world_size=2; dtype="float32"; rows="contiguous"; destinations (all-to-all: one list per rank);
+    tile=None; partition="auto"; units=0 (compute units of a rank; 0: this machine's).
+    """
+    return [Plan(text) for text in _core.make_plans(_problem(operation, **problem))]
+
+
+def verify(plans: Sequence[Plan]) -> str:
+    """Why these plans of all ranks do not hold together; empty when they do."""
+    return _core.verify_plans([plan._json for plan in plans])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to carry a call out, and what the papers' closed form says it takes. Times in microseconds."""
+
+    tile: tuple[int, int]
+    swizzle: int
+    compute_units: int
+    communication_units: int
+    partition: list[int]
+    total_us: float
+    compute_us: float
+    communication_us: float
+    exposed_us: float
+    lower_bound_us: float
+    groups: list[dict[str, Any]] = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.total_us:.1f} us predicted: {self.compute_us:.1f} us computing, {self.exposed_us:.1f} us exposed "
+            f"(communication {self.communication_us:.1f} us); tile {self.tile[0]}x{self.tile[1]}, "
+            f"{self.compute_units} + {self.communication_units} units, groups {','.join(map(str, self.partition))}"
+        )
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What ``tune`` found: ``best`` is never predicted slower than ``serial``, the best without overlap."""
+
+    best: Choice
+    serial: Choice
+    candidates: list[Choice] = field(repr=False)
+    num_priced: int
+    explanation: str = field(repr=False)
+
+    @property
+    def speedup(self) -> float:
+        return self.serial.total_us / self.best.total_us if self.best.total_us > 0 else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "speedup": self.speedup}
+
+    def __str__(self) -> str:
+        return self.explanation.rstrip()
+
+
+def tune(operation: str, *, machine: Any, **problem: Any) -> Tuning:
+    """Searches tile, units and partition together, by prediction (docs/tuning.md). Arguments: see ``plan``.
+
+    machine: a MachineProfile, a dict of one, a file, or the name of one that ships. units=0: the machine's.
+    """
+    found = _core.tune(_problem(operation, **problem), _profile(machine)._json)
+    return Tuning(
+        Choice(**found["best"]),
+        Choice(**found["serial"]),
+        [Choice(**one) for one in found["candidates"]],
+        found["num_priced"],
+        found["explanation"],
+    )
+
+
+def predict(operation: str, *, machine: Any, **problem: Any) -> Choice:
+    """What a call takes on ``machine``, by the closed form. With partition="auto": the tuner's best."""
+    return tune(operation, machine=machine, **problem).best
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated call. ``serial_us`` is the same call without overlap, simulated too."""
+
+    total_us: float
+    serial_us: float
+    choice: Choice
+    ranks: list[dict[str, Any]] = field(repr=False)
+    critical_path: list[str] = field(repr=False)
+    num_events: int
+    timeline: Timeline = field(repr=False, compare=False)
+
+    @property
+    def speedup(self) -> float:
+        return self.serial_us / self.total_us if self.total_us > 0 else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "total_us": self.total_us,
+            "serial_us": self.serial_us,
+            "speedup": self.speedup,
+            "choice": self.choice.to_dict(),
+            "ranks": self.ranks,
+            "critical_path": self.critical_path,
+            "num_events": self.num_events,
+            "spans": self.timeline.spans,
+        }
+
+    def plot(self, axes: Any = None) -> Any:
+        from .plotting import plot_timeline
+
+        return plot_timeline(self.timeline, axes)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.total_us:.1f} us simulated, {self.serial_us:.1f} us without overlap: {self.speedup:.3f}x",
+            f"predicted: {self.choice}",
+            "What the time consists of, the end first:",
+            *(f"  {link}" for link in self.critical_path),
+        ]
+        return "\n".join(lines)
+
+
+def simulate(
+    operation: str,
+    *,
+    machine: Any,
+    jitter: float = 0.0,
+    seed: int = 1,
+    slow_ranks: dict[int, float] | None = None,
+    timeline_ranks: int = 2,
+    **problem: Any,
+) -> Simulation:
+    """Runs the plans of all ranks on a machine that need not be there, event by event. Arguments: see ``tune``.
+
+    jitter: relative standard deviation of tile and transfer times. slow_ranks: rank to the factor that its tiles take
+    longer. timeline_ranks: how many ranks go into the timeline.
+    """
+    if seed < 0:
+        raise BadArgumentError(f"seed is {seed}; expected an integer >= 0")
+    overlap, serial, choice, timeline = _core.simulate(
+        _problem(operation, **problem),
+        _profile(machine)._json,
+        float(jitter),
+        seed,
+        [(int(rank), float(factor)) for rank, factor in (slow_ranks or {}).items()],
+        timeline_ranks,
+    )
+    return Simulation(
+        overlap["total_us"],
+        serial["total_us"],
+        Choice(**choice),
+        overlap["ranks"],
+        overlap["critical_path"],
+        overlap["num_events"],
+        timeline,
+    )

@@ -1,0 +1,242 @@
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "array.h"
+#include "bindings.h"
+#include "core/fail.h"
+#include "flashoverlap/call_tuner.h"
+#include "flashoverlap/cpu_executor.h"
+#include "flashoverlap/operators.h"
+#include "names.h"
+
+namespace flashoverlap::python {
+namespace {
+
+/// A context and the rule that only one thread at a time may use it.
+struct GuardedContext {
+  GuardedContext(std::shared_ptr<Communicator> communicator, const ContextOptions& options)
+      : owned(std::make_unique<Context>(std::move(communicator), options)), context(*owned) {}
+  GuardedContext(const GuardedContext&) = delete;
+  GuardedContext& operator=(const GuardedContext&) = delete;
+  // Waits for threads, which may want the interpreter's lock themselves (process groups).
+  ~GuardedContext() {
+    if (PyGILState_Check() != 0) {
+      const nb::gil_scoped_release release;
+      owned.reset();
+    }
+  }
+
+  /// Does not wait: calls of two threads of one rank would have no order that the other ranks know.
+  [[nodiscard]] std::unique_lock<std::mutex> enter() {
+    std::unique_lock lock(mutex, std::try_to_lock);
+    if (!lock) {
+      core::fail(
+          ErrorKind::kBadArgument,
+          "rank {}: another thread is in a call of this communicator; calls of one rank need one order, "
+          "so use one thread, or a subgroup for each",
+          context.communicator().rank());
+    }
+    return lock;
+  }
+
+  std::unique_ptr<Context> owned;
+  Context& context;
+  std::mutex mutex;
+};
+
+/// Keeps the context for as long as the operator, which works in it.
+struct Operator {
+  std::shared_ptr<GuardedContext> context;
+  std::unique_ptr<GemmOperator> gemm;
+  std::vector<std::int64_t> rows_from;  ///< All-to-all only.
+
+  Operator(std::shared_ptr<GuardedContext> context_, std::unique_ptr<GemmOperator> gemm_)
+      : context(std::move(context_)), gemm(std::move(gemm_)) {}
+  Operator(const Operator&) = delete;
+  Operator& operator=(const Operator&) = delete;
+  ~Operator() {
+    const nb::gil_scoped_release release;
+    gemm.reset();
+    context.reset();
+  }
+};
+
+std::shared_ptr<GuardedContext> make_context(std::shared_ptr<Communicator> communicator, int num_threads,
+                                             std::int64_t workspace_limit_bytes, bool poison_workspace) {
+  const nb::gil_scoped_release release;
+  ContextOptions options;
+  options.num_threads = num_threads;
+  options.workspace_limit_bytes = workspace_limit_bytes;
+  options.poison_workspace = poison_workspace;
+  return std::make_shared<GuardedContext>(std::move(communicator), options);
+}
+
+void use_tuner(GuardedContext& self, const std::optional<std::string>& machine, const std::string& cache_path,
+               const std::string& device, const nb::callable& warn) {
+  CallTuner::Options options;
+  if (machine) options.machine = load_machine_profile(*machine);
+  options.cache_path = cache_path;
+  options.identity = {.device = device, .driver = "", .libraries = {{"blas", cpu_blas_name()}}};
+  options.communicator = std::string(self.context.communicator().name());
+  const nb::callable sink = warn;
+  options.warn = [sink](const std::string& text) {
+    const nb::gil_scoped_acquire acquire;
+    sink(text);
+  };
+  // The sink may go on a thread without the interpreter's lock.
+  std::shared_ptr<const CallTuner> tuner(new CallTuner(std::move(options)), [](const CallTuner* gone) {
+    const nb::gil_scoped_acquire acquire;
+    delete gone;
+  });
+  const auto lock = self.enter();
+  self.context.set_tuner(std::move(tuner));
+}
+
+GemmOptions gemm_options(std::int64_t m, std::int64_t n, std::int64_t k, const std::string& dtype,
+                         const std::vector<std::int64_t>& tile, const std::vector<std::int64_t>& partition) {
+  GemmOptions options;
+  options.m = m;
+  options.n = n;
+  options.k = k;
+  options.dtype = parse_dtype(dtype);
+  if (tile.size() >= 2) {
+    options.tile_m = tile[0];
+    options.tile_n = tile[1];
+  }
+  if (tile.size() >= 3) options.swizzle = tile[2];
+  options.partition = partition;
+  return options;
+}
+
+std::unique_ptr<Operator> make_gemm(const std::shared_ptr<GuardedContext>& context, const std::string& name,
+                                    const GemmOptions& options, RowOwnership rows,
+                                    const std::vector<std::int32_t>& destinations) {
+  std::unique_ptr<GemmOperator> gemm;
+  std::vector<std::int64_t> rows_from;
+  {
+    const nb::gil_scoped_release release;
+    const auto lock = context->enter();
+    if (name == "gemm-all-reduce") {
+      gemm = std::make_unique<GemmAllReduce>(context->context, options);
+    } else if (name == "gemm-reduce-scatter") {
+      gemm = std::make_unique<GemmReduceScatter>(context->context, options, rows);
+    } else if (name == "gemm-all-to-all") {
+      auto all_to_all = std::make_unique<GemmAllToAll>(context->context, options, destinations);
+      rows_from = all_to_all->rows_from();
+      gemm = std::move(all_to_all);
+    } else {
+      core::fail(ErrorKind::kInternal, "operator '{}' is not known", name);
+    }
+  }
+  auto made = std::make_unique<Operator>(context, std::move(gemm));
+  made->rows_from = std::move(rows_from);
+  return made;
+}
+
+/// The optional arrays of an epilogue, row-major.
+struct EpilogueInputs {
+  RowMajorInput bias;
+  RowMajorInput residual;
+  RowMajorInput rms_norm_weight;
+};
+
+/// The executor compares what it is given; of copies it cannot know what they were copied from.
+void require_apart(const RowMajorInput& input, const Array* array,
+                   std::initializer_list<const Array*> written) {
+  if (!input.is_copy()) return;
+  for (const Array* other : written) {
+    if (other != nullptr && other->overlaps(*array)) {
+      core::fail(ErrorKind::kBadArgument, "{} overlaps {}; they must lie apart", other->description(),
+                 array->description());
+    }
+  }
+}
+
+void run(Operator& self, const Array& a, const Array& b, const Array& out, const Array* bias,
+         const std::string& activation, const Array* residual, const Array* residual_out,
+         const Array* rms_norm_weight, double rms_norm_eps, const std::string& method, Timeline* timeline) {
+  const nb::gil_scoped_release release;
+  const auto lock = self.context->enter();
+  const RowMajorInput a_rows(&a);
+  const RowMajorInput b_rows(&b);
+  const EpilogueInputs inputs{RowMajorInput(bias), RowMajorInput(residual), RowMajorInput(rms_norm_weight)};
+  require_apart(a_rows, &a, {&out, residual_out});
+  require_apart(b_rows, &b, {&out, residual_out});
+  require_apart(inputs.bias, bias, {&out, residual_out});
+  require_apart(inputs.residual, residual, {&out, residual_out});
+  require_apart(inputs.rms_norm_weight, rms_norm_weight, {&out, residual_out});
+
+  Operands operands{.a = a_rows.data(),
+                    .lda = a_rows.row_stride(),
+                    .b = b_rows.data(),
+                    .ldb = b_rows.row_stride(),
+                    .out = out.data,
+                    .ldo = out.row_stride(),
+                    .epilogue = {}};
+  operands.epilogue = {.bias = inputs.bias.data(),
+                       .activation = parse_activation(activation),
+                       .residual = inputs.residual.data(),
+                       .residual_ld = inputs.residual.row_stride(),
+                       .residual_out = residual_out == nullptr ? nullptr : residual_out->data,
+                       .residual_out_ld = residual_out == nullptr ? 0 : residual_out->row_stride(),
+                       .rms_norm_weight = inputs.rms_norm_weight.data(),
+                       .rms_norm_eps = static_cast<float>(rms_norm_eps)};
+  self.gemm->run(operands, parse_method(method), Mode::kRun, timeline);
+}
+
+}  // namespace
+
+void bind_operators(nb::module_& module) {
+  nb::class_<GuardedContext>(module, "Context")
+      .def("use_tuner", use_tuner, nb::arg("machine").none(), nb::arg("cache_path"), nb::arg("device"),
+           nb::arg("warn"))
+      .def_prop_ro("num_threads", [](const GuardedContext& self) { return self.context.num_threads(); })
+      .def_prop_ro("workspace_bytes",
+                   [](const GuardedContext& self) { return self.context.workspace_bytes(); });
+  module.def("make_context", make_context, nb::arg("communicator"), nb::arg("num_threads"),
+             nb::arg("workspace_limit_bytes"), nb::arg("poison_workspace"));
+
+  nb::class_<Operator>(module, "Operator")
+      .def("run", run, nb::arg("a"), nb::arg("b"), nb::arg("out"), nb::arg("bias").none(),
+           nb::arg("activation"), nb::arg("residual").none(), nb::arg("residual_out").none(),
+           nb::arg("rms_norm_weight").none(), nb::arg("rms_norm_eps"), nb::arg("method"),
+           nb::arg("timeline").none())
+      .def(
+          "plan_json",
+          [](const Operator& self, const std::string& method) {
+            return to_json(self.gemm->plan(parse_method(method)));
+          },
+          nb::arg("method"))
+      .def_prop_ro("output_rows", [](const Operator& self) { return self.gemm->output_rows(); })
+      .def_ro("rows_from", &Operator::rows_from);
+  module.def(
+      "make_operator",
+      [](const std::shared_ptr<GuardedContext>& context, const std::string& name, std::int64_t m,
+         std::int64_t n, std::int64_t k, const std::string& dtype, const std::vector<std::int64_t>& tile,
+         const std::vector<std::int64_t>& partition, const std::string& rows,
+         const std::vector<std::int32_t>& destinations) {
+        return make_gemm(context, name, gemm_options(m, n, k, dtype, tile, partition), parse_rows(rows),
+                         destinations);
+      },
+      nb::arg("context"), nb::arg("name"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("dtype"),
+      nb::arg("tile"), nb::arg("partition"), nb::arg("rows"), nb::arg("destinations"));
+  module.def(
+      "owned_rows",
+      [](std::int64_t m, std::int64_t tile_m, std::int32_t world_size, std::int32_t rank,
+         const std::string& rows) { return owned_rows(m, tile_m, world_size, rank, parse_rows(rows)); },
+      nb::arg("m"), nb::arg("tile_m"), nb::arg("world_size"), nb::arg("rank"), nb::arg("rows"));
+}
+
+}  // namespace flashoverlap::python
