@@ -158,23 +158,31 @@ void measure() {
     std::string name;
     comm::mpi::BackoffPolicy policy;
   };
+  const auto candidate = [&](std::int64_t poll_us, bool yields, std::int64_t first_us,
+                             std::int64_t longest_us) {
+    return comm::mpi::BackoffPolicy{microseconds{poll_us}, yields, microseconds{first_us},
+                                    microseconds{longest_us}};
+  };
   const std::vector<Candidate> candidates = {
       {"as it is", now},
-      {"yields only", {microseconds{60'000'000}, now.first_sleep, now.longest_sleep}},
-      {"sleeps only", {microseconds{0}, now.first_sleep, now.longest_sleep}},
-      {"yields 100 us", {microseconds{100}, now.first_sleep, now.longest_sleep}},
-      {"yields 300 us", {microseconds{300}, now.first_sleep, now.longest_sleep}},
-      {"from 5 us", {now.yield_for, microseconds{5}, now.longest_sleep}},
-      {"from 100 us", {now.yield_for, microseconds{100}, now.longest_sleep}},
-      {"up to 100 us", {now.yield_for, now.first_sleep, microseconds{100}}},
-      {"up to 10 ms", {now.yield_for, now.first_sleep, microseconds{10'000}}},
+      {"yields 30 us", candidate(30, true, 20, 1000)},
+      {"yields only", candidate(60'000'000, true, 20, 1000)},
+      {"sleeps only", candidate(0, false, 20, 1000)},
+      {"polls 10 us", candidate(10, false, 20, 1000)},
+      {"polls 30 us", candidate(30, false, 20, 1000)},
+      {"polls 100 us", candidate(100, false, 20, 1000)},
+      {"polls 30, from 5", candidate(30, false, 5, 1000)},
+      {"polls 30, from 100", candidate(30, false, 100, 1000)},
+      {"up to 100 us", candidate(30, false, 20, 100)},
+      {"up to 300 us", candidate(30, false, 20, 300)},
+      {"up to 10 ms", candidate(30, false, 20, 10'000)},
   };
   if (prints) {
-    fmt::print("# {}; {}\n{:<14} {:>9} {:>10} {:>9} {:>7} {:>10}\n", mpi_library_name(), "us; busy in cores",
+    fmt::print("# {}; {}\n{:<18} {:>9} {:>10} {:>9} {:>7} {:>10}\n", mpi_library_name(), "us; busy in cores",
                "policy", "ping", "reduce", "late", "busy", "shared");
   }
-  for (const Candidate& candidate : candidates) {
-    comm::mpi::Backoff::policy = candidate.policy;
+  for (const Candidate& each : candidates) {
+    comm::mpi::Backoff::policy = each.policy;
     Measurement measurement(communicator);
     const double ping = measurement.ping_us();
     const double reduce = measurement.reduce_us(50);
@@ -182,8 +190,8 @@ void measure() {
     const double busy = measurement.busy();
     const double shared = measurement.shared_us();
     if (!prints) continue;
-    fmt::print("{:<14} {:>9.1f} {:>10.0f} {:>9.0f} {:>7.3f} {:>10.0f}\n", candidate.name, ping, reduce, late,
-               busy, shared);
+    fmt::print("{:<18} {:>9.1f} {:>10.0f} {:>9.0f} {:>7.3f} {:>10.0f}\n", each.name, ping, reduce, late, busy,
+               shared);
     std::fflush(stdout);
   }
 }

@@ -23,12 +23,15 @@ Backoff::Backoff() {
 }
 
 void Backoff::reset() {
-  yield_until_ = Clock::now() + policy.yield_for;
+  poll_until_ = Clock::now() + policy.poll_for;
   sleep_ = policy.first_sleep;
 }
 
 void Backoff::wait() {
-  if (Clock::now() < yield_until_) return std::this_thread::yield();
+  if (Clock::now() < poll_until_) {
+    if (policy.yields) std::this_thread::yield();
+    return;
+  }
   std::this_thread::sleep_for(sleep_);
   sleep_ = std::min(sleep_ + sleep_ / 4, policy.longest_sleep);
 }

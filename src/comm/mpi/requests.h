@@ -36,6 +36,7 @@ class Requests {
   void withdraw(std::chrono::steady_clock::time_point deadline) noexcept;
 
  private:
+  bool advance_once();
   struct Message {
     bool is_receive;
     int peer;
