@@ -472,12 +472,14 @@ class _Call:
         # Two all-to-alls of a rank may be alike where those of another are not.
         key = (str(shape), tuple(routing))
         operator: _GemmOperator = _operator_for(self.comm, key, lambda: _GemmOperator(self.comm, shape, destinations))
-        if known is None:  # Only now it is known how many rows come.
-            known, _ = _agree(
-                self.comm, self.operation, lambda: (self.view_outputs(inputs, operator.output_rows), "", "")
-            )
-        _run(operator._core, inputs, known, self.epilogue, self.method, None)
-        return _arrays.like_framework(known.out, self.a) if self.out is None else self.out
+        outputs: _Outputs
+        if known is not None:
+            outputs = known
+        else:  # Only now it is known how many rows come.
+            rows = operator.output_rows
+            outputs, _ = _agree(self.comm, self.operation, lambda: (self.view_outputs(inputs, rows), "", ""))
+        _run(operator._core, inputs, outputs, self.epilogue, self.method, None)
+        return _arrays.like_framework(outputs.out, self.a) if self.out is None else self.out
 
 
 def gemm_all_reduce(

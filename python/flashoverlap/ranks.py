@@ -32,6 +32,8 @@ class Communicator:
         poison_workspace: bool = False,
     ) -> None:
         self._core = core
+        self._rank = core.rank  # Plain numbers: torch.compile can look at them.
+        self._size = core.size
         self._num_threads = num_threads
         self._workspace_limit_bytes = workspace_limit_bytes
         self._poison_workspace = poison_workspace
@@ -69,11 +71,11 @@ class Communicator:
 
     @property
     def rank(self) -> int:
-        return self._core.rank
+        return self._rank
 
     @property
     def size(self) -> int:
-        return self._core.size
+        return self._size
 
     @property
     def name(self) -> str:

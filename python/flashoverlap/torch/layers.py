@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..errors import BadArgumentError
 from ..ranks import Communicator
 from . import functions
+from .ops import number_of
 
 
 class _ParallelLinear(nn.Module):
@@ -37,6 +38,7 @@ class _ParallelLinear(nn.Module):
         self.in_features = in_features
         self.out_features = out_features
         self.comm = comm
+        number_of(comm)  # Now, because torch.compile could not do it inside.
         self.sequence_parallel = sequence_parallel
         self.method = method
         whole = [out_features, in_features]
