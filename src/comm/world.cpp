@@ -315,14 +315,17 @@ std::string World::report() const {
     json pending = json::array();
     for (const Meeting* meeting : state.waiting_in) {
       json missing = json::array();
-      std::string text;
+      const Call* own = nullptr;
       for (std::size_t slot = 0; slot < meeting->calls.size(); ++slot) {
         if (!meeting->calls[slot]) missing.push_back(meeting->participants[slot]);
-        if (meeting->participants[slot] == static_cast<int>(rank) && meeting->calls[slot]) {
-          text = describe(*meeting->calls[slot]);
-        }
+        if (meeting->participants[slot] == static_cast<int>(rank)) own = meeting->calls[slot].get();
       }
-      pending.push_back({{"call", text}, {"missing_ranks", std::move(missing)}});
+      if (own == nullptr) continue;
+      pending.push_back({{"call", describe(*own)},
+                         {"operation", own->operation},
+                         {"group", own->wave_group},
+                         {"transfer", own->transfer},
+                         {"missing_ranks", std::move(missing)}});
     }
     ranks.push_back({{"rank", rank},
                      {"finished", state.finished},
