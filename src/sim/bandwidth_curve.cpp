@@ -154,8 +154,11 @@ BandwidthCurve BandwidthCurve::from_link(double latency_us, double bandwidth_gbp
   // Sizes far apart: both extrapolations then follow the same line to the last digits.
   constexpr double kSmall = 1024;
   constexpr double kLarge = 1024.0 * 1024 * 1024;
+  // On a very slow link that would take longer than a sample may: a link paced to a GEMM of one element is
+  // one.
+  const double large = std::clamp(kMaxTimeUs / 2 / us_per_byte, 2 * kSmall, kLarge);
   BandwidthCurve curve(
-      {{kSmall, latency_us + kSmall * us_per_byte, 0}, {kLarge, latency_us + kLarge * us_per_byte, 0}},
+      {{kSmall, latency_us + kSmall * us_per_byte, 0}, {large, latency_us + large * us_per_byte, 0}},
       std::move(name));
   curve.pieces_ = {{0, latency_us, us_per_byte}};
   return curve;

@@ -38,6 +38,14 @@ TEST(BandwidthCurve, ALinkIsExactEverywhere) {
   EXPECT_EQ(curve.bandwidth_gbps(0), 0);
 }
 
+// 4 bytes in 4 ms, which is what a link is paced to when the GEMM has one element and its machine is busy.
+TEST(BandwidthCurve, ALinkMayBeVerySlow) {
+  const BandwidthCurve curve = BandwidthCurve::from_link(10, 1e-6, "slow");
+  EXPECT_DOUBLE_EQ(curve.time_us(4), 10 + 4000);
+  EXPECT_DOUBLE_EQ(curve.time_us(std::int64_t{1} << 40),
+                   10 + 1000.0 * static_cast<double>(std::int64_t{1} << 40));
+}
+
 TEST(BandwidthCurve, TwoPointsOfAnIdealLinkGiveItsLatencyOnBothSides) {
   const auto at = [](double bytes) { return CurvePoint{bytes, 10 + bytes / 1e4, 0}; };
   const BandwidthCurve curve({at(1e6), at(1e5)}, "unsorted");
