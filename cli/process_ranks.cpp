@@ -29,6 +29,26 @@ std::optional<Launch> mpi_launch() {
 
 constexpr const char* kInstall = "on Debian: apt-get install libopenmpi-dev openmpi-bin, and build again";
 
+/// The launcher of the MPI that this program was built with: another one's would start processes that do not
+/// find each other.
+std::string launcher_program() {
+#ifdef FLASHOVERLAP_MPIEXEC
+  if (::access(FLASHOVERLAP_MPIEXEC, X_OK) == 0) return FLASHOVERLAP_MPIEXEC;
+#endif
+  return "mpirun";
+}
+
+/// MPI that does not find the launcher makes every process a job of its own, and says nothing.
+void require_whole_job(const Communicator& communicator) {
+  const auto launch = mpi_launch();
+  if (!launch || launch->world_size == communicator.size()) return;
+  core::fail(ErrorKind::kBadArgument,
+             "the environment of {} says that this is process {} of {}, but {} finds {}: start it with the "
+             "launcher of that MPI ({}), or clear the variables",
+             launch->launcher, launch->rank, launch->world_size, mpi_library_name(), communicator.size(),
+             launcher_program());
+}
+
 std::string path_of_this_program() {
   std::error_code error;
   const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -99,7 +119,9 @@ std::shared_ptr<Communicator> job_communicator(std::int64_t ranks) {
       core::fail(ErrorKind::kUnsupported, "started as one of {} processes, but built without MPI; {}",
                  job_size(), kInstall);
     }
-    return make_mpi_communicator();
+    auto made = make_mpi_communicator();
+    require_whole_job(*made);
+    return made;
   }();
   if (ranks != communicator->size()) {
     core::fail(ErrorKind::kBadArgument, "--ranks: {} was given, but this job has {} processes; leave it out",
@@ -124,14 +146,15 @@ void start_processes(std::int64_t processes) {
     core::fail(ErrorKind::kUnsupported, "--processes: this program was built without MPI; {}", kInstall);
   }
   prepare_environment(processes);
-  std::vector<std::string> words = {"mpirun", "-n", std::to_string(processes), path_of_this_program()};
+  const std::string launcher = launcher_program();
+  std::vector<std::string> words = {launcher, "-n", std::to_string(processes), path_of_this_program()};
   for (std::string& word : without_processes(own_arguments())) words.push_back(std::move(word));
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   ::execvp(argv[0], argv.data());
   core::fail(ErrorKind::kUnsupported,
-             "--processes: cannot start mpirun: {}; on Debian: apt-get install openmpi-bin",
+             "--processes: cannot start {}: {}; on Debian: apt-get install openmpi-bin", launcher,
              std::strerror(errno));
 }
 

@@ -32,7 +32,10 @@ struct TuningKey {
   DType dtype = DType::kFloat32;
   std::int64_t world_size = 1;
   std::int64_t units = 1;    ///< Of one rank.
-  std::string epilogue;      ///< "none", "bias+gelu", …
+  /// "any" from operators and the command: a call's epilogue is not known when its plan is chosen, and runs
+  /// after the last transfer, where it takes the same time with every partition. Another text where a caller
+  /// chooses by it.
+  std::string epilogue;
   std::string variant;       ///< What else changes the plan: row ownership, routing.
   std::string communicator;  ///< "in-process 1 GB/s 50 us", "nccl", …
   bool operator==(const TuningKey&) const = default;
@@ -53,7 +56,7 @@ struct TuningEntry {
   bool operator==(const TuningEntry&) const = default;
 };
 
-/// "gemm-all-reduce m=4096 n=4096 k=1024 f32, 2 ranks x 4 units, epilogue none, in-process 1 GB/s 50 us".
+/// "gemm-all-reduce m=4096 n=4096 k=1024 f32, 2 ranks x 4 units, epilogue any, in-process 1 GB/s 50 us".
 [[nodiscard]] std::string to_text(const TuningKey& key);
 
 /// Gets one line for each thing that was refused.

@@ -80,8 +80,6 @@ std::vector<TileShape> candidate_tiles(const TuneRequest& request, const Machine
   for (const GemmKernel& kernel : machine.gemm.kernels) {
     if (kernel.dtype == request.dtype) tiles.push_back({kernel.tile_m, kernel.tile_n, 1});
   }
-  if (tiles.empty())
-    static_cast<void>(machine.gemm.kernel(request.dtype, 1, 1));  // throws, listing the kernels
   return tiles;
 }
 
@@ -152,6 +150,8 @@ TuneResult tune_call(const TuneRequest& request, const MachineProfile& machine) 
 
 TuneResult tune::tune_plans(const PlanMaker& maker, std::int64_t units, const std::vector<TileShape>& tiles,
                             std::vector<std::int64_t> communication_units, const MachineProfile& machine) {
+  if (tiles.empty())
+    static_cast<void>(machine.gemm.kernel(maker.call.dtype, 1, 1));  // throws, listing the kernels
   std::erase_if(communication_units, [&](std::int64_t communicating) { return communicating >= units; });
   if (communication_units.empty()) communication_units.push_back(0);
 

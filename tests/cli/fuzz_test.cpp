@@ -1,100 +1,95 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <vector>
 
 #include "process.h"
+#include "random_line.h"
 #include "support/seed.h"
 
-// Random command lines: whatever they say, the command ends with 0 or 2, and a refusal is one line.
+// Random command lines and environments: whatever they say, the command ends with 0 or 2, and a refusal is
+// one line. Many more lines in one process: command_line_test.cpp. Many more environments:
+// tests/comm/launcher_test.cpp.
 namespace flashoverlap {
 namespace {
 
-struct Option {
-  const char* name;
-  std::vector<const char*> good;
-};
+using test::RandomLines;
 
-const std::vector<Option>& options() {
-  static const std::vector<Option> all{
-      {"-m", {"0", "1", "7", "33", "64"}},
-      {"--n", {"0", "1", "5", "32", "65"}},
-      {"-k", {"0", "1", "3", "16", "40"}},
-      {"--ranks", {"1", "2", "3", "4"}},
-      {"--threads", {"auto", "1", "2"}},
-      {"--dtype", {"f32", "bf16", "f16"}},
-      {"--tile-m", {"auto", "1", "8", "64"}},
-      {"--tile-n", {"auto", "3", "16", "1000000"}},
-      {"--swizzle", {"auto", "1", "2", "7"}},
-      {"--partition", {"auto", "1", "1,1", "2,1,1"}},
-      {"--rows", {"contiguous", "block-cyclic"}},
-      {"--skew", {"0", "0.3", "1"}},
-      {"--rows-to-rank", {"3,4", "0,0", "1,2,3", "9"}},
-      {"--seed", {"0", "18446744073709551615"}},
-      {"--iterations", {"1", "2"}},
-      {"--link-gbps", {"auto", "0", "5"}},
-      {"--link-latency-us", {"0", "3.5"}},
-      {"--rank", {"0", "1"}},
-  };
-  return all;
+// Tuning results of whoever runs this would be used, and warned of.
+const std::map<std::string, std::string> kNoCache{{"XDG_CACHE_HOME", "/nonexistent"}};
+
+void expect_well_or_refused(const test::ProcessResult& result, const std::string& shown) {
+  SCOPED_TRACE(shown + result.err);
+  ASSERT_TRUE(result.exit_code == 0 || result.exit_code == 2) << result.exit_code;
+  if (result.exit_code == 0) {
+    EXPECT_TRUE(RandomLines::is_silent_or_warns(result.err));
+    EXPECT_NE(result.out, "");
+  } else {
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1);
+    EXPECT_EQ(result.err.find("flashoverlap: "), 0U);
+  }
 }
 
-constexpr std::array kBadValues{"",     "-1",       "x",   "1,", "nan", "1e99", "99999999999999999999",
-                                "f16 ", "\xFF\xFE", "--m", "-",  "--",  "%s%n", "0x1",
-                                ",",    "auto,auto"};
-
-class CommandFuzz : public test::SeededTest {
- protected:
-  template <typename Values>
-  std::string one_of(const Values& values) {
-    return values[static_cast<std::size_t>(pick(0, static_cast<std::int64_t>(values.size()) - 1))];
-  }
-
-  std::vector<std::string> random_line() {
-    constexpr std::array kCommands{"run", "run", "run", "plan", "plan", "doctor", "--version", "nonsense"};
-    constexpr std::array kOps{"gemm-all-reduce", "gemm-reduce-scatter", "gemm-all-to-all", "gemm-nothing"};
-    std::vector<std::string> line{one_of(kCommands)};
-    if (pick(0, 3) > 0) line.push_back(one_of(kOps));
-    const bool may_be_bad = pick(0, 1) == 0;
-    for (const Option& option : options()) {
-      // m, n and k, the first three, always: the shape by default takes too long for this.
-      const bool is_shape = &option - options().data() < 3;
-      if (!is_shape && pick(0, 4) > 0) continue;
-      line.emplace_back(option.name);
-      line.push_back(may_be_bad && pick(0, 5) == 0 ? one_of(kBadValues) : one_of(option.good));
-    }
-    if (pick(0, 2) == 0) line.emplace_back("--json");
-    if (may_be_bad && pick(0, 5) == 0) line.push_back(one_of(kBadValues));
-    if (may_be_bad && pick(0, 5) == 0) std::shuffle(line.begin(), line.end(), rng_);
-    return line;
-  }
-};
+using CommandFuzz = test::SeededTest;
 
 TEST_F(CommandFuzz, AnyLineEndsWellOrIsRefused) {
   constexpr int kLines = 300;
   int accepted = 0;
+  RandomLines lines(rng_);
   for (int i = 0; i < kLines; ++i) {
-    const std::vector<std::string> line = random_line();
-    std::string shown;
-    for (const std::string& word : line) shown += "'" + word + "' ";
-    const test::ProcessResult result = test::run_command(line);
-    ASSERT_TRUE(result.exit_code == 0 || result.exit_code == 2)
-        << result.exit_code << ": " << shown << result.err;
-    if (result.exit_code == 0) {
-      ++accepted;
-      EXPECT_EQ(result.err, "") << shown;
-      EXPECT_NE(result.out, "") << shown;
-    } else {
-      EXPECT_EQ(result.out, "") << shown;
-      EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << shown << result.err;
-      EXPECT_EQ(result.err.find("flashoverlap: "), 0U) << shown << result.err;
-    }
+    const RandomLines::Line line = lines.next();
+    const test::ProcessResult result = test::run_command(line, {.environment = kNoCache});
+    expect_well_or_refused(result, RandomLines::text_of(line));
+    if (HasFatalFailure()) return;
+    accepted += result.exit_code == 0 ? 1 : 0;
   }
   // Both outcomes are there, or the lines test nothing.
   EXPECT_GT(accepted, kLines / 10);
   EXPECT_LT(accepted, kLines * 9 / 10);
+}
+
+// An environment of a launcher that did not start this process, or of half a launcher, among them.
+TEST_F(CommandFuzz, AnyEnvironmentEndsWellOrIsRefused) {
+  const std::vector<std::string> names = {"FLASHOVERLAP_TIMEOUT_MS",
+                                          "FLASHOVERLAP_RANK",
+                                          "FLASHOVERLAP_WORLD_SIZE",
+                                          "FLASHOVERLAP_LOCAL_RANK",
+                                          "FLASHOVERLAP_RENDEZVOUS",
+                                          "OMPI_COMM_WORLD_RANK",
+                                          "OMPI_COMM_WORLD_SIZE",
+                                          "PMI_RANK",
+                                          "PMI_SIZE",
+                                          "MPI_LOCALRANKID",
+                                          "RANK",
+                                          "WORLD_SIZE",
+                                          "LOCAL_RANK",
+                                          "MASTER_ADDR",
+                                          "MASTER_PORT",
+                                          "OMPI_COMM_WORLD_LOCAL_RANK"};
+  const std::vector<std::string> values = {"0",     "0", "0",   "1",  "1",   "4",
+                                           "30000", "",  "abc", "-1", "1e3", " 4 "};
+  const std::vector<std::string> line = {"run", "-m",           "16", "-n",        "8", "-k",
+                                         "4",   "--iterations", "1",  "--threads", "1"};
+  constexpr int kEnvironments = 100;
+  int accepted = 0;
+  for (int i = 0; i < kEnvironments; ++i) {
+    test::ProcessOptions options{.environment = kNoCache};
+    std::string shown;
+    for (const std::string& name : names) {
+      if (pick(0, 5) > 0) continue;
+      const std::string& value = values[static_cast<std::size_t>(pick(0, std::ssize(values) - 1))];
+      options.environment[name] = value;
+      shown += name + "='" + value + "' ";
+    }
+    const test::ProcessResult result = test::run_command(line, options);
+    expect_well_or_refused(result, shown);
+    if (HasFatalFailure()) return;
+    accepted += result.exit_code == 0 ? 1 : 0;
+  }
+  EXPECT_GT(accepted, kEnvironments / 10);
+  EXPECT_LT(accepted, kEnvironments * 9 / 10);
 }
 
 }  // namespace

@@ -139,6 +139,16 @@ TEST_F(CallTunerTest, AMachineThatLacksTheTypeIsNoError) {
   EXPECT_NE(warnings_[0].find("no f16 GEMM kernel"), std::string::npos) << warnings_[0];
 }
 
+// Where the tile is open too, there is no candidate at all (found by fuzzing: it crashed).
+TEST_F(CallTunerTest, AMachineThatLacksTheTypeIsNoErrorWithAnOpenTile) {
+  OpenCall open = call(512);
+  open.options.dtype = DType::kFloat16;
+  EXPECT_EQ(tuner(true, false).choose(open).origin, ChoiceOrigin::kDefault);
+  ASSERT_EQ(warnings_.size(), 1U);
+  EXPECT_NE(warnings_[0].find("the machine profile has no f16 GEMM kernel"), std::string::npos)
+      << warnings_[0];
+}
+
 TEST(Paced, IsTheSlowerOfCopyAndLink) {
   const MachineProfile slow = paced(machine(), {.bandwidth_gbps = 0.5, .latency_us = 30});
   const BandwidthCurve curve = slow.curve(TransferKind::kAllReduce, 2, 0, DType::kFloat32);
