@@ -10,6 +10,7 @@
 
 #include "checked_run.h"
 #include "core/fail.h"
+#include "core/median.h"
 #include "cuda/check.h"
 #include "cuda/device.h"
 #include "cuda/sm_partition.h"
@@ -20,11 +21,6 @@ namespace {
 
 std::size_t as_index(std::int64_t value) {
   return static_cast<std::size_t>(value);
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0 : values[values.size() / 2];
 }
 
 /// Where every rank runs and on which SMs.
@@ -185,10 +181,10 @@ void measure_rank(const std::shared_ptr<Communicator>& communicator, const CudaO
   }
   run_checked(run, rank, shared, true);
   if (rank != 0) return;
-  shared.result.times = {.gemm_us = median(gemm),
-                         .communication_us = median(communication),
-                         .serial_us = median(serial),
-                         .overlap_us = median(overlap)};
+  shared.result.times = {.gemm_us = core::median(gemm),
+                         .communication_us = core::median(communication),
+                         .serial_us = core::median(serial),
+                         .overlap_us = core::median(overlap)};
 }
 
 }  // namespace

@@ -170,23 +170,33 @@ std::string nccl_version_text(int code) {
                                 : fmt::format("{}.{}.{}", code / 1000, code / 100 % 10, code % 100);
 }
 
+constexpr int kNcclThatSharesGpus = 23007;  // cuda::kNcclSharedGpuVersion, which CPU builds do not have.
+
 Finding probe_nccl(bool cuda_is_usable) {
   Finding finding{.name = "NCCL", .found = false, .usable = false, .detail = {}, .reason = {}};
-  const Library library{"libnccl.so.2", "libnccl.so"};
+  const char* const named = std::getenv("FLASHOVERLAP_NCCL_LIBRARY");
+  const bool is_named = named != nullptr && *named != '\0';
+  const Library library{is_named ? named : "libnccl.so.2"};
   int version = 0;
   if (auto* get_version = library.function<int(int*)>("ncclGetVersion"); get_version != nullptr) {
     finding.found = get_version(&version) == 0;
   }
   if (finding.found) finding.detail = nccl_version_text(version) + ", " + library.path_of("ncclGetVersion");
+  finding.usable = finding.found && cuda_is_usable;
   if (!finding.found) {
-    finding.reason = "libnccl.so.2 is not on the loader's path (LD_LIBRARY_PATH)";
-  } else {
-    finding.reason = cuda_is_usable ? "this version has no NCCL communicator yet" : "needs CUDA";
+    finding.reason =
+        is_named ? fmt::format("FLASHOVERLAP_NCCL_LIBRARY names {}, which cannot be loaded as NCCL", named)
+                 : "libnccl.so.2 is not on the loader's path (LD_LIBRARY_PATH, or FLASHOVERLAP_NCCL_LIBRARY)";
+  } else if (!cuda_is_usable) {
+    finding.reason = "needs a usable CUDA device, see above";
+  } else if (version < kNcclThatSharesGpus) {
+    finding.detail +=
+        fmt::format(", one rank per GPU (several need NCCL {})", nccl_version_text(kNcclThatSharesGpus));
   }
   return finding;
 }
 
-Finding probe_nvshmem(bool cuda_is_usable) {
+Finding probe_nvshmem() {
   Finding finding{.name = "NVSHMEM", .found = false, .usable = false, .detail = {}, .reason = {}};
   const Library library{"libnvshmem_host.so.3", "libnvshmem_host.so.2", "libnvshmem_host.so"};
   finding.found = static_cast<bool>(library);
@@ -199,11 +209,9 @@ Finding probe_nvshmem(bool cuda_is_usable) {
     finding.detail =
         fmt::format("{}.{}.{}, {}", major, minor, patch, library.path_of("nvshmemx_vendor_get_version_info"));
   }
-  if (!finding.found) {
-    finding.reason = "libnvshmem_host.so.3 is not on the loader's path (LD_LIBRARY_PATH)";
-  } else {
-    finding.reason = cuda_is_usable ? "this version has no NVSHMEM heap yet" : "needs CUDA";
-  }
+  finding.reason = finding.found ? "not used: no operator of this version puts data from the device"
+                                 : "libnvshmem_host.so.3 is not on the loader's path (LD_LIBRARY_PATH); no "
+                                   "operator of this version needs it";
   return finding;
 }
 
@@ -216,7 +224,7 @@ Machine probe_machine() {
                   .memory_gib = memory_gib(),
                   .findings = {}};
   const Finding cuda = probe_cuda();
-  machine.findings = {probe_blas(), probe_mpi(), cuda, probe_nccl(cuda.usable), probe_nvshmem(cuda.usable)};
+  machine.findings = {probe_blas(), probe_mpi(), cuda, probe_nccl(cuda.usable), probe_nvshmem()};
   return machine;
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "checked_run.h"
+#include "core/median.h"
 #include "process_ranks.h"
 
 namespace flashoverlap::cli {
@@ -13,13 +14,6 @@ namespace {
 double now_us() {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 /// The begin and end of each measured call on every rank. Ranks write their own entries only.
@@ -61,7 +55,7 @@ class Stopwatch {
       }
       durations.push_back(end_us - begin_us);
     }
-    return median(durations);
+    return core::median(durations);
   }
 
  private:

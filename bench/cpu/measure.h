@@ -1,11 +1,12 @@
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <random>
 #include <vector>
+
+#include "core/median.h"
 
 namespace flashoverlap::bench {
 
@@ -15,11 +16,7 @@ inline double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-inline double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
+using core::median;
 
 /// Median of a[i] / b[i]: pairs that ran one after the other see the same machine, whatever else it does.
 inline double median_ratio(const std::vector<double>& a, const std::vector<double>& b) {

@@ -9,17 +9,14 @@
 #include <thread>
 #include <vector>
 
+#include "core/median.h"
 #include "cublas_baseline.h"
 
 namespace bench {
 
 using Launch = std::function<void(cudaStream_t)>;
 
-inline double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t n = values.size();
-  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-}
+using flashoverlap::core::median;
 
 class Timer {
  public:

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "core/median.h"
 #include "flashoverlap/call_tuner.h"
 #include "flashoverlap/in_process.h"
 #include "flashoverlap/operators.h"
@@ -52,11 +53,6 @@ std::vector<Shape> shapes() {
 double now_us() {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 std::vector<std::vector<std::int64_t>> all_partitions(std::int64_t waves) {
@@ -152,7 +148,7 @@ std::vector<Medians> measure(const Shape& shape, const LinkModel& link, std::int
                       *std::min_element(begins[slot].begin(), begins[slot].end()));
       halves[repetition % 2].push_back(times.back());
     }
-    medians.push_back({median(times), {median(halves[0]), median(halves[1])}});
+    medians.push_back({core::median(times), {core::median(halves[0]), core::median(halves[1])}});
   }
   return medians;
 }

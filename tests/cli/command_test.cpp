@@ -397,6 +397,9 @@ TEST(Command, DoctorSaysWhatThereIs) {
   }
   EXPECT_NE(json.at("components").at("BLAS").at("detail").get<std::string>().find("OpenBLAS"),
             std::string::npos);
+  const ProcessOptions no_nccl{.environment = {{"FLASHOVERLAP_NCCL_LIBRARY", "/nonexistent/nccl.so"}}};
+  EXPECT_EQ(Json::parse(run("doctor --json", no_nccl).out).at("components").at("NCCL").at("reason"),
+            "FLASHOVERLAP_NCCL_LIBRARY names /nonexistent/nccl.so, which cannot be loaded as NCCL");
 }
 
 // known-faults.md, B35.

@@ -170,18 +170,21 @@ TEST(CpuExecutor, ProblemsTakeTheirOwnWeight) {
   });
 }
 
+PlanOptions three_groups_of_15_tiles(std::int32_t rank) {
+  return {.rank = rank,
+          .world_size = 2,
+          .m = 20,
+          .n = 12,
+          .k = 5,
+          .tile_m = 4,
+          .tile_n = 4,
+          .resources = {.compute_units = 2, .communication_units = 0},
+          .partition = {3, 3, 2}};
+}
+
 TEST(CpuExecutor, PartsOfARunWriteWhatTheySay) {
   on_executors(2, [](Executor& executor, std::int32_t rank) {
-    const PlanOptions options{.rank = rank,
-                              .world_size = 2,
-                              .m = 20,
-                              .n = 12,
-                              .k = 5,
-                              .tile_m = 4,
-                              .tile_n = 4,
-                              .resources = {.compute_units = 2, .communication_units = 0},
-                              .partition = {3, 3, 2}};
-    const auto prepared = executor.prepare(plan_all_reduce(options));
+    const auto prepared = executor.prepare(plan_all_reduce(three_groups_of_15_tiles(rank)));
     const Matrix a = known_matrix_a(rank, 20, 5);
     const Matrix b = known_matrix_b(rank, 12, 5);
     Matrix out(20, 12, DType::kFloat32);
@@ -199,16 +202,7 @@ TEST(CpuExecutor, PartsOfARunWriteWhatTheySay) {
 
 TEST(CpuExecutor, TimelineHasEveryTileAndTransferOnce) {
   on_executors(2, [](Executor& executor, std::int32_t rank) {
-    const PlanOptions options{.rank = rank,
-                              .world_size = 2,
-                              .m = 20,
-                              .n = 12,
-                              .k = 5,
-                              .tile_m = 4,
-                              .tile_n = 4,
-                              .resources = {.compute_units = 2, .communication_units = 0},
-                              .partition = {3, 3, 2}};
-    const auto prepared = executor.prepare(plan_all_reduce(options));
+    const auto prepared = executor.prepare(plan_all_reduce(three_groups_of_15_tiles(rank)));
     const Matrix a = known_matrix_a(rank, 20, 5);
     const Matrix b = known_matrix_b(rank, 12, 5);
     Matrix out(20, 12, DType::kFloat32);
