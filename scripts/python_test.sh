@@ -49,7 +49,7 @@ ruff check python
 
 say "wheel"
 # The flags of the release preset, so that ccache has what that has compiled.
-export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CMAKE_BUILD_PARALLEL_LEVEL=$(nproc)
 if command -v ccache > /dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache
 fi

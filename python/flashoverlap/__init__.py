@@ -31,6 +31,7 @@ from .errors import (
     TimeoutError,
     UnsupportedError,
 )
+from .moe import MoeLayer, Routing, moe_layer, route, routing
 from .operators import (
     GemmAllReduce,
     GemmAllToAll,
@@ -68,9 +69,11 @@ __all__ = [
     "GemmReduceScatter",
     "InternalError",
     "MachineProfile",
+    "MoeLayer",
     "OutOfMemoryError",
     "Plan",
     "RankError",
+    "Routing",
     "Simulation",
     "Timeline",
     "TimeoutError",
@@ -82,8 +85,11 @@ __all__ = [
     "gemm_all_to_all",
     "gemm_reduce_scatter",
     "machine_profiles",
+    "moe_layer",
     "plan",
     "predict",
+    "route",
+    "routing",
     "run_ranks",
     "simulate",
     "tune",

@@ -124,7 +124,7 @@ def optional_view(array: Any, name: str, *, ndim: int, writable: bool = False) -
 
 def _require_ndim(shape: Sequence[int], name: str, ndim: int) -> None:
     if len(shape) != ndim:
-        kind = "a matrix" if ndim == 2 else "a vector"
+        kind = {1: "a vector", 2: "a matrix"}.get(ndim, "a stack of matrices")
         raise BadArgumentError(f"{name} has shape {list(shape)}; expected {kind} ({ndim} axes)")
 
 

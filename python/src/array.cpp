@@ -107,7 +107,12 @@ bool Array::has_dense_rows() const {
 }
 
 bool Array::is_dense() const {
-  return has_dense_rows() && (size() == 0 || rows_of(*this) == 1 || strides[0] == shape.back());
+  if (size() == 0) return true;
+  std::int64_t expected = 1;
+  for (std::size_t axis = shape.size(); axis-- > 0; expected *= shape[axis]) {
+    if (shape[axis] > 1 && strides[axis] != expected) return false;
+  }
+  return true;
 }
 
 std::int64_t Array::row_stride() const {

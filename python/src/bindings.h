@@ -12,6 +12,7 @@ void bind_array(nb::module_& module);
 void bind_communicator(nb::module_& module);
 void bind_process_group(nb::module_& module);
 void bind_operators(nb::module_& module);
+void bind_moe(nb::module_& module);
 void bind_planning(nb::module_& module);
 
 }  // namespace flashoverlap::python

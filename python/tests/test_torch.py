@@ -274,6 +274,43 @@ def test_custom_operators_are_registered_rightly():
     fo.run_ranks(1, on_rank)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_moe_equals_dense_experts_forward_and_backward(ranks):
+    hidden, intermediate, experts, top_k, tokens = 6, 8, 5, 2, 4
+    router = torch.randn(experts, hidden, requires_grad=True)
+    w_up = torch.randn(experts, 2 * intermediate, hidden, requires_grad=True)
+    w_down = torch.randn(experts, hidden, intermediate, requires_grad=True)
+    x = torch.randn(ranks, 2, tokens, hidden, requires_grad=True)
+
+    scores = (x @ router.t()).softmax(-1)
+    best, chosen = scores.topk(top_k)
+    best = best / best.sum(-1, keepdim=True)
+    gate, up = torch.einsum("rbth,eih->rbtei", x, w_up).chunk(2, -1)
+    every = torch.einsum("rbtei,ehi->rbteh", torch.nn.functional.silu(gate) * up, w_down)
+    expected = (every.gather(3, chosen[..., None].expand(*chosen.shape, hidden)) * best[..., None]).sum(3)
+    wanted = gradients_of(expected, x, router, w_up, w_down)
+    by = torch.cos(torch.arange(expected.numel(), dtype=torch.float32)).reshape(expected.shape)
+
+    def on_rank(comm):
+        r = comm.rank
+        mine = slice(r * experts // ranks, (r + 1) * experts // ranks)
+        module = fot.MoE(hidden, intermediate, experts, top_k, comm=comm)
+        module.load_state_dict({"router": router, "w_up": w_up[mine], "w_down": w_down[mine]})
+        here = x.detach()[r].clone().requires_grad_()
+        out = module(here)
+        torch.testing.assert_close(out, expected[r], rtol=1e-4, atol=1e-4)
+        module(torch.zeros(2, hidden))  # The first call's gradients must not be those of this one.
+        got = torch.autograd.grad(out, (here, module.router, module.w_up, module.w_down), by[r])
+        for value, whole in ((got[0], wanted[0][r]), (got[2], wanted[2][mine]), (got[3], wanted[3][mine])):
+            torch.testing.assert_close(value, whole, rtol=1e-3, atol=1e-3)
+        with pytest.raises(ValueError, match=r"the input has shape \[3, 5\]"):
+            module(torch.zeros(3, 5))
+        return got[1]
+
+    of_router = sum(fo.run_ranks(ranks, on_rank))
+    torch.testing.assert_close(of_router, wanted[1], rtol=1e-3, atol=1e-3)
+
+
 GROUP_PROGRAM = """
     import os, sys, numpy as np, torch, torch.distributed as dist
     sys.path.insert(0, os.environ["TESTS"])

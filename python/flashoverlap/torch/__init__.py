@@ -15,11 +15,13 @@ from .functions import (
     gemm_reduce_scatter,
 )
 from .layers import ColumnParallelLinear, RowParallelLinear
+from .moe import MoE
 from .replace import LLAMA_PLAN, replace_linear_layers
 
 __all__ = [
     "LLAMA_PLAN",
     "ColumnParallelLinear",
+    "MoE",
     "RowParallelLinear",
     "all_gather_gemm",
     "communicator",

@@ -1,0 +1,302 @@
+"""The mixture-of-experts layer, with both all-to-alls hidden behind the expert GEMMs.
+
+out[t] = sum over slots s of weight[t, s] · expert_{ids[t, s]}(x[t]), in float32 in the order of the slots;
+expert(x) = w_down · (activation(w_gate · x) * (w_up · x)), without gate w_down · activation(w_up · x).
+
+Rank r of W has experts [r·E/W, (r+1)·E/W) of E, rounded down; tokens may differ in number between ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _arrays, _core
+from .errors import ArgumentTypeError, BadArgumentError
+from .operators import _agree, _check_method, _check_stream, _integers, _operator_for, _tile_list
+from .ranks import Communicator
+
+Routing = _core.MoeRouting
+
+
+def route(logits: Any, top_k: int, *, gate: str = "softmax", renormalise: bool = False) -> Routing:
+    """The top_k experts of each token by score; of equal scores the lower expert comes first. logits: [tokens, E].
+
+    gate: "softmax" or "sigmoid". renormalise: divide a token's weights by their sum. A logit of -infinity closes an
+    expert to the token.
+    """
+    return _core.route_tokens(_arrays.view(logits, "logits", ndim=2), gate, int(top_k), bool(renormalise))
+
+
+def routing(ids: Any, weights: Any, num_experts: int) -> Routing:
+    """From experts [tokens, top_k] (integers; -1: none) and weights [tokens, top_k], as lists or arrays."""
+    shape = _shape_of(ids, "ids")
+    if _shape_of(weights, "weights") != shape:
+        raise BadArgumentError(
+            f"ids has shape {shape} and weights {_shape_of(weights, 'weights')}; expected equal ones"
+        )
+    made = Routing(
+        shape[0],
+        int(num_experts),
+        shape[1],
+        _integers(_flat(ids), "ids", "integers"),
+        [float(weight) for weight in _flat(weights)],
+    )
+    made.check()
+    return made
+
+
+def _shape_of(values: Any, name: str) -> list[int]:
+    shape = getattr(values, "shape", None)
+    if shape is None:
+        rows = [len(row) for row in values]
+        if len(set(rows)) > 1:
+            raise BadArgumentError(f"{name} has rows of {min(rows)} to {max(rows)} entries; expected as many in each")
+        shape = (len(rows), rows[0] if rows else 1)
+    if len(shape) != 2:
+        raise BadArgumentError(f"{name} has shape {list(shape)}; expected [tokens, top_k]")
+    return [int(size) for size in shape]
+
+
+def _flat(values: Any) -> list[Any]:
+    rows = values.tolist() if hasattr(values, "tolist") else values
+    return [entry for row in rows for entry in row]
+
+
+class MoeLayer:
+    """One layer on the ranks of ``comm``, made once and called often. Making it is collective.
+
+    capacity: rows that an expert takes at most, of all ranks together; 0: nothing is dropped.
+    transport: "put" (in-process ranks), "collective", or "auto". padding: "ragged", "shared" or "paper";
+    order: "owner-major" or "expert-major". tile: (rows, columns) or None.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        *,
+        hidden: int,
+        intermediate: int,
+        num_experts: int,
+        dtype: Any = "float32",
+        gated: bool = True,
+        activation: str | None = "silu",
+        capacity: int = 0,
+        transport: str = "auto",
+        padding: str = "ragged",
+        order: str = "owner-major",
+        tile: Any = None,
+    ) -> None:
+        if not isinstance(comm, Communicator):
+            raise ArgumentTypeError(f"comm is a {type(comm).__name__}; expected a flashoverlap.Communicator")
+        if transport == "auto":
+            transport = "put" if comm.name == "in-process" else "collective"
+        self.comm = comm
+        self.hidden, self.intermediate, self.num_experts = int(hidden), int(intermediate), int(num_experts)
+        self.gated = bool(gated)
+        self._dtype = _arrays.dtype_name(dtype)
+        self._core = _core.make_moe_layer(
+            comm._get_context(),
+            self.hidden,
+            self.intermediate,
+            self.num_experts,
+            self._dtype,
+            self.gated,
+            activation or "none",
+            int(capacity),
+            padding,
+            order,
+            transport,
+            _tile_list(tile),
+            comm._poison_workspace,
+        )
+        #: What the last call did on this rank: phases in microseconds, rows sent and dropped, workspace.
+        self.report: dict[str, Any] = {}
+
+    @property
+    def first_expert(self) -> int:
+        return self._core.first_expert
+
+    @property
+    def local_experts(self) -> int:
+        return self._core.local_experts
+
+    def _view(self, array: Any, name: str, shape: list[int], meaning: str, **options: Any) -> _core.Array:
+        seen = _arrays.view(array, name, ndim=len(shape), **options)
+        _arrays.require_shape(seen, shape, meaning)
+        if seen.dtype != self._dtype:
+            expected = _arrays.LONG_NAMES[self._dtype]
+            raise ArgumentTypeError(f"{name} has type {_arrays.LONG_NAMES[seen.dtype]}; expected {expected}")
+        return seen
+
+    def _weights(self, w_up: Any, w_down: Any) -> tuple[_core.Array, _core.Array]:
+        rows = 2 * self.intermediate if self.gated else self.intermediate
+        up = [self.local_experts, rows, self.hidden]
+        down = [self.local_experts, self.hidden, self.intermediate]
+        return (
+            self._view(w_up, "w_up", up, "[local experts, 2 I, H]" if self.gated else "[local experts, I, H]"),
+            self._view(w_down, "w_down", down, "[local experts, H, I]"),
+        )
+
+    def __call__(
+        self,
+        x: Any,
+        routing: Routing,
+        w_up: Any,
+        w_down: Any,
+        *,
+        out: Any = None,
+        method: str = "auto",
+        timeline: _core.Timeline | None = None,
+    ) -> Any:
+        """x, out: [tokens, H]. w_up: [local experts, 2 I, H], with gate: its rows first, then up's; without: I rows.
+
+        w_down: [local experts, H, I]; both C-contiguous. Collective.
+        """
+        _check_method(method)
+        return self._run(*self._prepare(x, routing, w_up, w_down, out), method=method, timeline=timeline)
+
+    def _prepare(self, x: Any, routing: Routing, w_up: Any, w_down: Any, out: Any) -> tuple[Any, ...]:
+        shape = [routing.tokens, self.hidden]
+        x_view = self._view(x, "x", shape, "[tokens, H]")
+        up, down = self._weights(w_up, w_down)
+        result = _arrays.empty_like(x, shape) if out is None else out
+        out_view = self._view(result, "out", shape, "[tokens, H]", writable=True)
+        _arrays.require_dense_rows(out_view)
+        if not x_view.has_dense_rows and out_view.overlaps(x_view):
+            raise BadArgumentError(f"{out_view!r} overlaps {x_view!r}; they must lie apart")
+        # The arrays travel along, so that they live as long as their views.
+        return (x, w_up, w_down, result), (x_view, routing, up, down, out_view), out is None
+
+    def _run(
+        self,
+        arrays: tuple[Any, ...],
+        views: tuple[Any, ...],
+        is_new: bool,
+        *,
+        method: str,
+        timeline: _core.Timeline | None,
+    ) -> Any:
+        x, _, _, result = arrays
+        self.report = self._core.forward(*views, method, timeline)
+        return _arrays.like_framework(result, x) if is_new else result
+
+    def backward(
+        self,
+        out_gradient: Any,
+        w_up: Any,
+        w_down: Any,
+        *,
+        x_gradient: Any = None,
+        weights_gradient: Any = None,
+        w_up_gradient: Any = None,
+        w_down_gradient: Any = None,
+        method: str = "auto",
+    ) -> Any:
+        """Gradients of the call before by its output's, [tokens, H]; returns that of x. Collective.
+
+        weights_gradient [tokens, top_k], w_up_gradient and w_down_gradient (as w_up and w_down), where given, are
+        written; they are float32.
+        """
+        _check_method(method)
+        gradient = _arrays.view(out_gradient, "out_gradient", ndim=2)
+        shape = list(gradient.shape)
+        self._view(out_gradient, "out_gradient", [shape[0], self.hidden], "[tokens, H]")
+        up, down = self._weights(w_up, w_down)
+        result = _arrays.empty_like(out_gradient, shape) if x_gradient is None else x_gradient
+        into = self._view(result, "x_gradient", shape, "[tokens, H]", writable=True)
+        _arrays.require_dense_rows(into)
+        written = [
+            _arrays.optional_view(array, name, ndim=ndim, writable=True)
+            for array, name, ndim in (
+                (weights_gradient, "weights_gradient", 2),
+                (w_up_gradient, "w_up_gradient", 3),
+                (w_down_gradient, "w_down_gradient", 3),
+            )
+        ]
+        if written[0] is not None and written[0].shape[0] != shape[0]:
+            raise BadArgumentError(f"{written[0]!r} has not the {shape[0]} tokens of out_gradient")
+        _arrays.require_shape(written[1], list(up.shape), "w_up's")
+        _arrays.require_shape(written[2], list(down.shape), "w_down's")
+        self.report = self._core.backward(gradient, up, down, into, *written, method)
+        return _arrays.like_framework(result, out_gradient) if x_gradient is None else x_gradient
+
+
+def _concatenated(w_gate: Any, w_up: Any) -> Any:
+    """[local experts, 2 I, H]."""
+    if _arrays.framework_of(w_up) == "torch":
+        import torch
+
+        return torch.cat([w_gate, w_up], 1)
+    import numpy as np
+
+    return np.concatenate([np.asarray(w_gate), np.asarray(w_up)], axis=1)
+
+
+def moe_layer(
+    x: Any,
+    router: Any,
+    w_up: Any,
+    w_gate: Any,
+    w_down: Any,
+    *,
+    comm: Communicator,
+    top_k: int | None = None,
+    num_experts: int | None = None,
+    gate: str = "softmax",
+    renormalise: bool = False,
+    activation: str | None = "silu",
+    capacity: int = 0,
+    transport: str = "auto",
+    method: str = "auto",
+    tile: Any = None,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """One call of ``MoeLayer``: x [tokens, H] gives [tokens, H].
+
+    router: logits [tokens, E], with top_k, gate and renormalise as in ``route``; or (ids, weights), each
+    [tokens, top_k], with num_experts (None: as many local experts on each rank).
+    w_up, w_gate: [local experts, I, H]; w_down: [local experts, H, I]. w_gate None: without gate. With it the two are
+    put together, which copies them: ``MoeLayer`` takes them together.
+
+    Collective; the ranks compare their calls first, so that an error on one rank is an error on all.
+    """
+    if not isinstance(comm, Communicator):
+        raise ArgumentTypeError(f"comm is a {type(comm).__name__}; expected a flashoverlap.Communicator")
+
+    def check() -> tuple[tuple[Routing, dict[str, Any], Any], str, str]:
+        _check_method(method)
+        _check_stream(stream)
+        x_view = _arrays.view(x, "x", ndim=2)
+        up = _arrays.view(w_up, "w_up", ndim=3)
+        experts, intermediate, hidden = up.shape
+        if isinstance(router, tuple):
+            total = num_experts if num_experts is not None else experts * comm.size
+            routed = routing(*router, total)
+        else:
+            if top_k is None:
+                raise BadArgumentError("router is an array of logits; expected top_k with it")
+            routed = route(router, top_k, gate=gate, renormalise=renormalise)
+        weights = w_up
+        if w_gate is not None:
+            _arrays.require_shape(_arrays.view(w_gate, "w_gate", ndim=3), up.shape, "w_up's")
+            weights = _concatenated(w_gate, w_up)
+        options = {
+            "hidden": hidden,
+            "intermediate": intermediate,
+            "num_experts": routed.num_experts,
+            "dtype": x_view.dtype,
+            "gated": w_gate is not None,
+            "activation": activation,
+            "capacity": capacity,
+            "transport": transport,
+            "tile": tuple(_tile_list(tile)) or None,
+        }
+        serial = "serial" if method == "serial" else "overlap"
+        return (routed, options, weights), f"moe-layer {options} top_k={routed.top_k} method={serial}", ""
+
+    (routed, options, weights), _ = _agree(comm, "moe-layer", check)
+    key = ("moe-layer", str(options))
+    layer: MoeLayer = _operator_for(comm, key, lambda: MoeLayer(comm, **options))
+    call, _ = _agree(comm, "moe-layer", lambda: (layer._prepare(x, routed, weights, w_down, out), "", ""))
+    return layer._run(*call, method=method, timeline=None)
