@@ -177,7 +177,8 @@ class MoeLayer:
         timeline: _core.Timeline | None,
     ) -> Any:
         x, _, _, result = arrays
-        self.report = self._core.forward(*views, method, timeline)
+        x_view, routed, up, down, out_view = views
+        self.report = self._core.forward(x_view, routed, up, down, out_view, method, timeline)
         return _arrays.like_framework(result, x) if is_new else result
 
     def backward(
@@ -217,7 +218,7 @@ class MoeLayer:
             raise BadArgumentError(f"{written[0]!r} has not the {shape[0]} tokens of out_gradient")
         _arrays.require_shape(written[1], list(up.shape), "w_up's")
         _arrays.require_shape(written[2], list(down.shape), "w_down's")
-        self.report = self._core.backward(gradient, up, down, into, *written, method)
+        self.report = self._core.backward(gradient, up, down, into, written[0], written[1], written[2], method)
         return _arrays.like_framework(result, out_gradient) if x_gradient is None else x_gradient
 
 
@@ -272,7 +273,12 @@ def moe_layer(
         experts, intermediate, hidden = up.shape
         if isinstance(router, tuple):
             total = num_experts if num_experts is not None else experts * comm.size
-            routed = routing(*router, total)
+            if len(router) != 2:
+                raise BadArgumentError(
+                    f"router is a tuple of {len(router)}; expected (ids, weights), or an array of logits"
+                )
+            ids, weights_of_ids = router
+            routed = routing(ids, weights_of_ids, total)
         else:
             if top_k is None:
                 raise BadArgumentError("router is an array of logits; expected top_k with it")

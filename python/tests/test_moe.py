@@ -154,6 +154,7 @@ def test_logits_choose_the_experts():
         ({"router": (np.full((4, 1), 9), np.ones((4, 1)))}, ValueError, "9"),
         ({"router": (np.zeros((4, 1), int), np.ones((4, 2)))}, ValueError, r"ids has shape \[4, 1\] and"),
         ({"router": (np.zeros((3, 1), int), np.ones((3, 1)))}, ValueError, r"x has shape \[4, 8\]; expected"),
+        ({"router": (1, 2, 3)}, ValueError, "router is a tuple of 3; expected"),
         ({"router": np.zeros((4, 4), np.float32)}, ValueError, "expected top_k with it"),
         ({"w_up": np.zeros((2, 8), np.float32)}, ValueError, r"w_up has shape \[2, 8\]; expected a stack"),
         ({"w_down": np.zeros((2, 8, 7), np.float32)}, ValueError, r"w_down has shape \[2, 8, 7\]; expected"),
