@@ -73,7 +73,24 @@ struct GemmOptions {
 /// How one call is carried out.
 enum class Method {
   kOverlap,  ///< By the overlap plan.
-  kSerial,   ///< GEMM, then one collective, then the epilogue: the baseline, and the oracle bit for bit.
+  kSerial,   ///< One collective, before or after the whole GEMM: the baseline, and the oracle bit for bit.
+  kSliced,   ///< Equal slices on a collective each, for comparison: see BaselineOptions.
+};
+
+/// How an operator that has the choice overlaps GEMM and communication.
+enum class OverlapMethod {
+  kSignal,    ///< Finished wave groups signal, a collective moves each (arXiv 2504.19519).
+  kTailFree,  ///< Slices by direct transfers, with none left at either end (arXiv 2604.24013).
+  /// Tail-free where it applies: contiguous rows, no partition given, an executor and a world (of at most 64
+  /// ranks) that can carry it out. Otherwise signal.
+  kAuto,
+};
+
+[[nodiscard]] std::string_view name_of(OverlapMethod method);  ///< "signal", "tail-free", "auto"
+
+/// Baselines that an operator makes ready besides its own plan.
+struct BaselineOptions {
+  std::int64_t num_slices = 0;  ///< Of Method::kSliced, which costs memory of its own; 0: none.
 };
 
 /// Common to all GEMM operators.
@@ -106,11 +123,67 @@ class GemmAllReduce final : public GemmOperator {
   GemmAllReduce(Context& context, const GemmOptions& options);
 };
 
-/// out[owned rows, n] = epilogue(this rank's rows of the sum). See RowOwnership and `owned_rows`.
-class GemmReduceScatter final : public GemmOperator {
+/// out[owned rows, n] = epilogue(this rank's rows of the sum). See RowOwnership and `owned_rows`. The result
+/// has the same bits whatever the method.
+class GemmReduceScatter : public GemmOperator {
  public:
+  /// By signals.
   GemmReduceScatter(Context& context, const GemmOptions& options,
                     RowOwnership rows = RowOwnership::kContiguous);
+  /// Rank r keeps slice r of the rows. Tail-free: options.partition must be empty.
+  GemmReduceScatter(Context& context, const GemmOptions& options, OverlapMethod method,
+                    const SliceOptions& slices = {}, const BaselineOptions& baseline = {});
+
+  [[nodiscard]] OverlapMethod method() const { return method_; }  ///< Never kAuto.
+
+ private:
+  OverlapMethod method_ = OverlapMethod::kSignal;
+};
+
+/// out[m, n] = epilogue(A · B_r^T): a column-parallel linear layer behind sequence parallelism. Rank r holds
+/// slice r of A's rows and its own B_r; the other rows arrive while the GEMM runs (arXiv 2604.24013).
+///
+/// `Operands::a` is the whole A, [m, k] and dense (lda = k), with this rank's rows in place; the others are
+/// *written*, and stay for whoever needs them next. Method::kSliced has the rows of A and of the output in
+/// the order of `sliced_rows`.
+class AllGatherGemm final : public GemmOperator {
+ public:
+  AllGatherGemm(Context& context, const GemmOptions& options, const SliceOptions& slices = {},
+                const BaselineOptions& baseline = {});
+  [[nodiscard]] std::int64_t first_row() const { return first_row_; }  ///< Of this rank's slice.
+  [[nodiscard]] std::int64_t num_rows() const { return num_rows_; }
+
+ private:
+  std::int64_t first_row_ = 0;
+  std::int64_t num_rows_ = 0;
+};
+
+/// out[m, n] = epilogue(A_r · B^T): the forward pass of a linear layer whose weight is spread over data-
+/// parallel ranks (arXiv 2604.24013, DP). Rank r holds slice r of B's rows (output features).
+///
+/// `Operands::b` is the whole B, [n, k] and dense (ldb = k), with this rank's rows in place; the others are
+/// *written*. options.m, n, k must be equal on all ranks: each has as many samples.
+class ShardedWeightGemm final : public GemmOperator {
+ public:
+  ShardedWeightGemm(Context& context, const GemmOptions& options, const SliceOptions& slices = {},
+                    const BaselineOptions& baseline = {});
+  [[nodiscard]] std::int64_t first_row() const { return first_row_; }  ///< Of B, this rank's slice.
+  [[nodiscard]] std::int64_t num_rows() const { return num_rows_; }
+
+ private:
+  std::int64_t first_row_ = 0;
+  std::int64_t num_rows_ = 0;
+};
+
+/// The backward pass of the same layer: rank r keeps slice r of the rows of the weight's gradient, summed
+/// over ranks. With Y = X · W^T, dW = dY^T · X: `Operands::a` is dY^T, [output features, samples], and
+/// `Operands::b` is X^T, [input features, samples]; options.m, n, k are output features, input features and
+/// samples of one rank; out is [rows of slice r, input features].
+class GradientReduceScatter final : public GemmReduceScatter {
+ public:
+  GradientReduceScatter(Context& context, const GemmOptions& options, const SliceOptions& slices = {},
+                        const BaselineOptions& baseline = {})
+      : GemmReduceScatter(context, options, OverlapMethod::kTailFree, slices, baseline) {}
 };
 
 /// Row i of A_r · B_r^T goes to rank destinations[i]. out[received rows, n] = epilogue(rows from rank 0, 1,
@@ -118,6 +191,11 @@ class GemmReduceScatter final : public GemmOperator {
 class GemmAllToAll final : public GemmOperator {
  public:
   GemmAllToAll(Context& context, const GemmOptions& options, std::span<const std::int32_t> destinations);
+  /// Along heads (arXiv 2604.24013, UP): before Ulysses attention. Rank r has the rows of A of its tokens and
+  /// all of B: `Operands::a` is [slices.rows of r, k]. Columns go to ranks: out[options.m, slices.columns of
+  /// this rank] = epilogue(rows from rank 0, 1, …). options.m is all tokens; the bias is that of this rank's
+  /// columns. RMSNorm in the epilogue is over these columns alone.
+  GemmAllToAll(Context& context, const GemmOptions& options, const HeadSlices& slices);
   /// Rows that come from each rank; output row order follows it.
   [[nodiscard]] const std::vector<std::int64_t>& rows_from() const;
 

@@ -115,8 +115,12 @@ enum class GatePoint {
             ///< that.
 };
 
-/// Holds one tile until one slice has arrived. A tile may have several; finish gates are added in the order
-/// listed.
+/// Holds one tile until one slice has arrived. A tile may have several.
+///
+/// Finish gates add in the order of ranks, as a collective does: in float32, first the received tiles of
+/// lower ranks (in the order listed), then this rank's own, rounded to the element type as if it had been
+/// received, then those of higher ranks. So the sum has the same bits whatever arrives first, and however it
+/// travels.
 struct Gate {
   std::int64_t tile = 0;
   std::int64_t slice = 0;
@@ -249,6 +253,11 @@ struct OverlapPlan {
   std::int64_t received_size = 0;
   std::int64_t output_rows = 0;
   std::int64_t output_cols = 0;
+  /// Where the output lies in the product: a tile without segments is written to the output at its place in
+  /// the product plus these. So a rank that keeps some rows of the product, or receives others around its
+  /// own, needs no copy of them.
+  std::int64_t output_row_shift = 0;
+  std::int64_t output_col_shift = 0;
   /// Hash of everything on which the ranks must agree (operation, shape, type, tile, partition, routing, …),
   /// equal on all ranks of a matching call although their plans differ. Compared before the first call of a
   /// shape.

@@ -70,6 +70,82 @@ struct PlanOptions {
                                                    std::int32_t world_size, std::int32_t rank,
                                                    RowOwnership rows);
 
+/// How one axis of a matrix is spread over the ranks, and how finely its slices travel.
+struct SliceOptions {
+  /// Rows (or columns) of each rank's slice, >= 0; as many as ranks, and they sum to the axis' size. Empty:
+  /// nearly equal, rank r has [r * size / W, (r + 1) * size / W).
+  std::vector<std::int64_t> sizes = {};
+  /// Transfers that each slice is cut into, at tile boundaries, as far as it has so many tiles. 0: as few as
+  /// leave no tail where communication takes no longer than computation. Finer slices pay where it takes
+  /// longer.
+  std::int64_t parts = 0;
+  bool operator==(const SliceOptions&) const = default;
+};
+
+/// What the ranks' slices are cut along.
+enum class SliceAxis {
+  kRows,     ///< Rows of A and of the product: activations, TP with sequence parallelism.
+  kColumns,  ///< Rows of B, columns of the product: a weight, DP.
+};
+
+[[nodiscard]] std::string_view name_of(SliceAxis axis);  ///< "rows", "columns"
+
+/// The begin of each rank's slice and the end of the last: world size + 1 numbers. Throws Error(kBadArgument)
+/// when the sizes do not hold.
+[[nodiscard]] std::vector<std::int64_t> slice_begins(const SliceOptions& slices, std::int64_t size,
+                                                     std::int32_t world_size);
+
+/// All-gather + GEMM without a tail (arXiv 2604.24013): D = A · B^T, [m, n] on every rank, where rank r has
+/// slice r of A's rows (kRows) or of B's (kColumns) at the start, at its place in the whole matrix; the rest
+/// of that matrix arrives there. The own slice's tiles come first in the schedule, then slices in their order
+/// of arrival, each gated: from rank r - 1, r - 2, … Every rank sends to r + 1, r + 2, … in turn, so that no
+/// two load the same link at once. `options.partition` must be empty: slices take its place.
+[[nodiscard]] OverlapPlan plan_all_gather_gemm(const PlanOptions& options, const SliceOptions& slices,
+                                               SliceAxis axis = SliceAxis::kRows);
+
+/// The slicing baseline: slices of all ranks cut into `num_slices` nearly equal pieces, piece i of all ranks
+/// gathered by collective i, its tiles gated by it. 1: nothing is overlapped. With more, the gathered matrix
+/// (and with kRows the product) has its rows in the order of arrival: `sliced_rows` tells which. Same tiles,
+/// and so the same bits, when the pieces end at tile boundaries.
+[[nodiscard]] OverlapPlan plan_sliced_all_gather_gemm(const PlanOptions& options, const SliceOptions& slices,
+                                                      std::int64_t num_slices,
+                                                      SliceAxis axis = SliceAxis::kRows);
+
+/// For each row of the gathered matrix of plan_sliced_all_gather_gemm its row in the whole one. `tile`: the
+/// tile's size along the axis.
+[[nodiscard]] std::vector<std::int64_t> sliced_rows(const SliceOptions& slices, std::int64_t size,
+                                                    std::int32_t world_size, std::int64_t tile,
+                                                    std::int64_t num_slices);
+
+/// GEMM + reduce-scatter without a tail (arXiv 2604.24013): rank r keeps slice r of the rows of the sum over
+/// ranks, [rows of slice r, n]. Slices of ranks r + 1, r + 2, … come first and go to their owners as soon as
+/// they are complete, the own slice comes last and its epilogue adds what has arrived. The slice that is sent
+/// last is cut in two, since the own slice's first tiles would wait for the whole of it.
+/// `options.partition` must be empty.
+[[nodiscard]] OverlapPlan plan_tail_free_reduce_scatter(const PlanOptions& options,
+                                                        const SliceOptions& slices);
+
+/// plan_reduce_scatter with contiguous rows of any sizes; `slices.parts` is not used. The baseline of the
+/// tail-free one, with the same tiles and the same bits: one group overlaps nothing, k equal groups are the
+/// slicing baseline.
+[[nodiscard]] OverlapPlan plan_reduce_scatter(const PlanOptions& options, const SliceOptions& slices);
+[[nodiscard]] std::int64_t num_waves_reduce_scatter(const PlanOptions& options, const SliceOptions& slices);
+
+/// The two ways in which Ulysses spreads attention over ranks (arXiv 2309.14509): by tokens (rows) outside
+/// attention, by heads (columns) inside.
+struct HeadSlices {
+  SliceOptions rows;     ///< Tokens of each rank, in all options.m.
+  SliceOptions columns;  ///< Columns of each rank's heads, in all options.n (before attention) or k (after).
+};
+
+/// GEMM + all-to-all along heads (QKV projection): rank r has its tokens' rows of A, [rows of r, k], and all
+/// of B; rank d gets its heads' columns of all tokens, [options.m, columns of d]. Columns of ranks r + 1, …
+/// come first and are sent when complete, straight to their place in the output; the own ones come last.
+/// `options.m`: tokens of all ranks together.
+[[nodiscard]] OverlapPlan plan_gemm_all_to_all(const PlanOptions& options, const HeadSlices& slices);
+/// The same by one all-to-all at the end: the baseline.
+[[nodiscard]] OverlapPlan plan_serial_gemm_all_to_all(const PlanOptions& options, const HeadSlices& slices);
+
 /// Where each row of each rank's product goes: destinations[r][i] is the rank that receives row i of rank r's
 /// D.
 struct Routing {

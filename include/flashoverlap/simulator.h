@@ -36,9 +36,13 @@ struct SimulationOptions {
 
 /// How one rank fared. Times are from the start of the call.
 struct RankSimulation {
-  double finish_us = 0;             ///< Output complete.
-  double compute_us = 0;            ///< Last tile done.
-  double exposed_us = 0;            ///< finish - compute.
+  double finish_us = 0;   ///< Output complete.
+  double compute_us = 0;  ///< Last tile done.
+  double exposed_us = 0;  ///< finish - compute.
+  double alone_us = 0;    ///< Last tile done, had nothing been waited for or sent.
+  /// What communication adds: finish - restore - alone. Waiting at gates, at either end and in between, what
+  /// is left to transfer after the last tile, and what slower computing beside communication costs.
+  double exposed_communication_us = 0;
   double communicating_us = 0;      ///< With at least one transfer in flight.
   double idle_fraction = 0;         ///< Of units x compute_us, the part in which units did not compute.
   std::int64_t sent_bytes = 0;      ///< Payload for other ranks (all-reduce: its buffer once).

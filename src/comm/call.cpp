@@ -49,6 +49,7 @@ void Call::set_label(const TransferLabel& label) {
   operation = label.operation;
   wave_group = label.group;
   transfer = label.transfer;
+  slice = label.slice;
 }
 
 std::string describe(const Call& call) {
@@ -60,6 +61,7 @@ std::string describe(const Call& call) {
     label += fmt::format("{} {}", name, index);
   };
   add("group", call.wave_group);
+  add("slice", call.slice);
   add("transfer", call.transfer);
   if (!label.empty()) text += " (" + label + ")";
   return text;

@@ -42,6 +42,7 @@ struct Call {
   std::string operation = {};  ///< From here on: the caller's TransferLabel.
   std::int64_t wave_group = -1;
   std::int64_t transfer = -1;
+  std::int64_t slice = -1;
 
   void set_label(const TransferLabel& label);
 };

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <initializer_list>
 #include <string_view>
 
 #include "core/fail.h"
@@ -65,8 +66,10 @@ void check_apart(const Matrix& written, const Matrix& other, const CpuPreparedPl
              prepared.label());
 }
 
-/// A transfer of the plan lands in A or B themselves, so that these must be dense.
-void check_dense(const Matrix& matrix, const CpuPreparedPlan& prepared) {
+/// Transfers of the plan land in A or B themselves: it must be dense, and apart from what is read.
+void check_written(const Matrix& matrix, std::initializer_list<const Matrix*> others,
+                   const CpuPreparedPlan& prepared) {
+  for (const Matrix* other : others) check_apart(matrix, *other, prepared);
   if (matrix.empty() || matrix.ld == matrix.cols) return;
   core::fail(ErrorKind::kUnsupported,
              "{} is {}; parts of {} arrive from other ranks, so it must be dense: {} ({})", matrix.ld_name,
@@ -98,10 +101,8 @@ void check_operands(const CpuPreparedPlan& prepared, const Operands& operands) {
 
   for (const Matrix* matrix : {&a, &b, &out, &bias, &norm, &residual, &residual_out})
     check_matrix(*matrix, prepared);
-  if (prepared.moves_inputs()) {
-    check_dense(a, prepared);
-    check_dense(b, prepared);
-  }
+  if (prepared.moves_input()) check_written(a, {&b, &bias, &norm, &residual}, prepared);
+  if (prepared.moves_weight()) check_written(b, {&a, &bias, &norm, &residual}, prepared);
   for (const Matrix* other : {&a, &b, &bias, &norm, &residual, &residual_out})
     check_apart(out, *other, prepared);
   for (const Matrix* other : {&a, &b, &bias, &norm}) check_apart(residual_out, *other, prepared);

@@ -70,7 +70,8 @@ void CpuPreparedPlan::index_transfers() {
     for (const Region* region : {&transfer.source, &transfer.destination}) {
       if (region->count == 0) continue;
       moves_output_ |= region->buffer == BufferKind::kOutput;
-      moves_inputs_ |= region->buffer == BufferKind::kInput || region->buffer == BufferKind::kWeight;
+      moves_input_ |= region->buffer == BufferKind::kInput;
+      moves_weight_ |= region->buffer == BufferKind::kWeight;
     }
   }
 }

@@ -30,7 +30,9 @@ class CpuPreparedPlan final : public PreparedPlan {
   [[nodiscard]] bool has_puts() const { return has_puts_; }
   /// True when a transfer moves the caller's output itself, which must be dense then.
   [[nodiscard]] bool moves_output() const { return moves_output_; }
-  [[nodiscard]] bool moves_inputs() const { return moves_inputs_; }
+  /// True when slices arrive in A (B), which must be dense then.
+  [[nodiscard]] bool moves_input() const { return moves_input_; }
+  [[nodiscard]] bool moves_weight() const { return moves_weight_; }
   [[nodiscard]] std::int64_t num_weights() const { return num_weights_; }
   [[nodiscard]] std::int64_t max_tile_rows() const { return max_tile_rows_; }
   [[nodiscard]] std::int64_t max_tile_cols() const { return max_tile_cols_; }
@@ -47,7 +49,8 @@ class CpuPreparedPlan final : public PreparedPlan {
   std::int32_t num_channels_ = 0;
   bool has_puts_ = false;
   bool moves_output_ = false;
-  bool moves_inputs_ = false;
+  bool moves_input_ = false;
+  bool moves_weight_ = false;
   std::int64_t num_weights_ = 1;
   std::int64_t max_tile_rows_ = 0;
   std::int64_t max_tile_cols_ = 0;

@@ -51,6 +51,11 @@ void Progress::wait_for_slice(std::int64_t slice) {
   wait([&] { return arrived.load(std::memory_order_acquire); });
 }
 
+void Progress::note(std::exception_ptr error) noexcept {
+  const std::scoped_lock lock(mutex_);
+  if (error_ == nullptr) error_ = std::move(error);
+}
+
 void Progress::fail(std::exception_ptr error) noexcept {
   {
     const std::scoped_lock lock(mutex_);

@@ -32,6 +32,8 @@ class Progress {
   /// By a compute thread or stream. Throws RunStopped after a failure.
   void wait_for_slice(std::int64_t slice);
 
+  /// Keeps the error as the run's, where there is none yet, without ending the run.
+  void note(std::exception_ptr error) noexcept;
   /// Ends the run on this rank: waiters unwind, no further tile starts. The first error stays; null: the
   /// error will come out of a stream.
   void fail(std::exception_ptr error) noexcept;

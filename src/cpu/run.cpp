@@ -12,6 +12,7 @@
 #include "cpu/blas.h"
 #include "cpu/epilogue.h"
 #include "cpu/put_window.h"
+#include "cpu/rank_order_sum.h"
 #include "cpu/restore_pass.h"
 #include "cpu/run_error.h"
 #include "flashoverlap/watchdog.h"
@@ -141,19 +142,28 @@ void Run::compute_tile(std::int64_t tile, TileUnit& unit) {
   }
   const TileInputs inputs{static_cast<const std::byte*>(parts_.operands.a), parts_.operands.lda,
                           static_cast<const std::byte*>(parts_.operands.b), parts_.operands.ldb};
-  TileTarget target{{}, parts_.workspace.packed(), product(), product_ld()};
-  if (parts_.mode != Mode::kPlainGemm) target.segments = plan_.placement.of_tile(tile);
+  TileTarget target{
+      .segments = {}, .packed = parts_.workspace.packed(), .matrix = product(), .ld = product_ld()};
+  if (parts_.mode != Mode::kPlainGemm) {
+    target.segments = plan_.placement.of_tile(tile);
+    target.row_shift = plan_.output_row_shift;
+    target.col_shift = plan_.output_col_shift;
+  }
   unit.run(plan_.grid.tile(tile), inputs, target, adds,
            [&](float* accumulator) { add_received(tile, accumulator); });
 }
 
 void Run::add_received(std::int64_t tile, float* accumulator) {
+  std::vector<const std::byte*> lower;
+  std::vector<const std::byte*> higher;
   for (const Gate& gate : parts_.prepared.gates_of(tile)) {
     if (gate.point != GatePoint::kFinish) continue;
     progress_->wait_for_slice(gate.slice);
-    const std::byte* received = parts_.workspace.received() + gate.offset * size_of(plan_.dtype);
-    core::add_to_float(received, plan_.dtype, accumulator, plan_.grid.tile(tile).size());
+    const std::int32_t source = plan_.slices[static_cast<std::size_t>(gate.slice)].source;
+    (source < plan_.rank ? lower : higher)
+        .push_back(parts_.workspace.received() + gate.offset * size_of(plan_.dtype));
   }
+  sum_in_rank_order(lower, higher, plan_.dtype, accumulator, plan_.grid.tile(tile).size());
 }
 
 void Run::restore(RestorePass& pass) {

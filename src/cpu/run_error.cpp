@@ -22,9 +22,12 @@ void fail_run(Progress& progress, Communicator& communicator, const std::excepti
               const std::string& where) noexcept {
   try {
     const Error placed = with_place(error, where);
-    // First here, so that this rank reports its own error and not the abort that follows from it.
-    progress.fail(std::make_exception_ptr(placed));
+    // First here, so that this rank reports its own error and not the abort that follows from it. Then the
+    // others, before this rank's streams unwind: a stream that drops its calls is an error of its own, and
+    // would be taken for the cause.
+    progress.note(std::make_exception_ptr(placed));
     if (communicator.size() > 1) communicator.abort(placed.what());
+    progress.fail(nullptr);
   } catch (...) {  // not even the message could be made
     progress.fail(error);
     if (communicator.size() > 1) communicator.abort("out of memory");

@@ -64,7 +64,7 @@ bool TileUnit::write_directly(const Tile& tile, const TileInputs& inputs, const 
   std::byte* to = nullptr;
   std::int64_t ld = 0;
   if (target.segments.empty()) {
-    to = target.matrix + (tile.row_begin * target.ld + tile.col_begin) * element_;
+    to = target.at(tile.row_begin, tile.col_begin, element_);
     ld = target.ld;
   } else {
     const PlacementSegment& segment = target.segments.front();
@@ -109,7 +109,7 @@ void TileUnit::store(const Tile& tile, const TileTarget& target) const {
   }
   if (!target.segments.empty()) return;
   for (std::int64_t row = 0; row < tile.rows; ++row) {
-    std::byte* to = target.matrix + ((tile.row_begin + row) * target.ld + tile.col_begin) * element_;
+    std::byte* to = target.at(tile.row_begin + row, tile.col_begin, element_);
     core::from_float(accumulator_ + row * tile.cols, plan_.dtype, to, tile.cols);
   }
 }

@@ -24,6 +24,12 @@ struct TileTarget {
   std::byte* packed = nullptr;
   std::byte* matrix = nullptr;
   std::int64_t ld = 0;
+  std::int64_t row_shift = 0;  ///< Of the matrix against the product.
+  std::int64_t col_shift = 0;
+  /// Address of an element of the product in the matrix.
+  [[nodiscard]] std::byte* at(std::int64_t row, std::int64_t col, std::int64_t element_bytes) const {
+    return matrix + ((row + row_shift) * ld + col + col_shift) * element_bytes;
+  }
 };
 
 /// Computes tiles on one thread, in scratch memory of its own.

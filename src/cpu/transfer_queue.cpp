@@ -101,7 +101,10 @@ void TransferQueue::call(std::int64_t index, Stream& stream) const {
   Communicator& communicator = parts_.communicator;
   const std::byte* from = address(transfer.source);
   std::byte* to = transfer.kind == TransferKind::kPut ? nullptr : address(transfer.destination);
-  const TransferLabel label{parts_.prepared.label(), group_of(transfer), index};
+  const TransferLabel label{.operation = parts_.prepared.label(),
+                            .group = group_of(transfer),
+                            .transfer = index,
+                            .slice = transfer.slice};
   switch (transfer.kind) {
     case TransferKind::kAllReduce:
       return communicator.all_reduce(from, to, transfer.source.count, plan.dtype, stream, label);

@@ -34,8 +34,8 @@ class TransferQueue {
   /// `logs`: one per channel. All of it, this object too, must live until the streams have been synchronised.
   TransferQueue(const Parts& parts, std::shared_ptr<Progress> progress, std::vector<SpanLog>& logs);
 
-  /// streams[c] is channel c's; for a plan with puts the last one waits for those of others. When a stream fails before its end, `progress` is told to stop the run. May
-  /// throw what the communicator's calls throw.
+  /// streams[c] is channel c's; for a plan with puts the last one waits for those of others. When a stream
+  /// fails before its end, `progress` is told to stop the run. May throw what the communicator's calls throw.
   void enqueue_all(std::span<HostStream* const> streams);
 
  private:

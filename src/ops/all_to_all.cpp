@@ -7,6 +7,7 @@
 #include "flashoverlap/operators.h"
 #include "ops/agree.h"
 #include "ops/operator_state.h"
+#include "ops/sliced_plans.h"
 #include "plan/agreement.h"
 
 namespace flashoverlap {
@@ -79,6 +80,21 @@ GemmAllToAll::GemmAllToAll(Context& context, const GemmOptions& options,
   state_->plans = ops::prepare_plans(context, chosen, recipe);
   for (std::int32_t source = 0; source < chosen.world_size; ++source) {
     rows_from_.push_back(routing.rows(source, chosen.rank));
+  }
+}
+
+GemmAllToAll::GemmAllToAll(Context& context, const GemmOptions& options, const HeadSlices& slices) {
+  state_ = std::make_unique<State>();
+  const ops::SlicedRecipe recipe{
+      .operation = "gemm-all-to-all-heads",
+      .slices = fmt::format("rows: {}, columns: {}", ops::to_text(slices.rows), ops::to_text(slices.columns)),
+      .overlap = [&](const PlanOptions& chosen) { return plan_gemm_all_to_all(chosen, slices); },
+      .serial = [&](const PlanOptions& chosen) { return plan_serial_gemm_all_to_all(chosen, slices); }};
+  state_->plans = ops::prepare_sliced(context, ops::plan_options(context, options), recipe);
+  const std::vector<std::int64_t> begins =
+      slice_begins(slices.rows, options.m, context.communicator().size());
+  for (std::size_t rank = 0; rank + 1 < begins.size(); ++rank) {
+    rows_from_.push_back(begins[rank + 1] - begins[rank]);
   }
 }
 

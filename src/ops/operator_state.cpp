@@ -29,7 +29,8 @@ PlanOptions without_overlap(PlanOptions options, std::int64_t waves) {
   return options;
 }
 
-/// What the executor makes of the options left open; tile sizes that the caller chose stay.
+}  // namespace
+
 void take_suggestion(const Executor& executor, PlanOptions& options) {
   const std::optional<PlanShape> shape = executor.suggest(options.m, options.n, options.k, options.dtype);
   if (!shape) return;
@@ -39,8 +40,6 @@ void take_suggestion(const Executor& executor, PlanOptions& options) {
   options.tile_n = shape->tile_n;
   if (options.swizzle == 0) options.swizzle = shape->swizzle;
 }
-
-}  // namespace
 
 PlanOptions plan_options(const Context& context, const GemmOptions& options) {
   return {.rank = context.communicator().rank(),

@@ -17,6 +17,7 @@ struct PreparedPlans {
   Executor* executor = nullptr;
   std::unique_ptr<PreparedPlan> overlap;
   std::unique_ptr<PreparedPlan> serial;
+  std::unique_ptr<PreparedPlan> sliced = nullptr;  ///< Null: not asked for.
 };
 
 /// The caller's options with this rank's place; what is left open is still 0 or empty.
@@ -30,6 +31,9 @@ struct PlanRecipe {
   std::function<OverlapPlan(const PlanOptions&)> build;
   std::string variant = {};  ///< What else changes the plan, for the tuner: row ownership, routing.
 };
+
+/// What the executor makes of the options left open; tile sizes that the caller chose stay.
+void take_suggestion(const Executor& executor, PlanOptions& options);
 
 /// Fills in the open options, builds and prepares both plans, and agrees on them with the other ranks.
 /// Collective.

@@ -16,14 +16,33 @@ void GemmOperator::operator()(const Operands& operands, Method method) {
   run(operands, method, Mode::kRun, nullptr);
 }
 
+namespace {
+
+PreparedPlan& prepared_for(const ops::PreparedPlans& plans, Method method) {
+  switch (method) {
+    case Method::kOverlap:
+      return *plans.overlap;
+    case Method::kSerial:
+      return *plans.serial;
+    case Method::kSliced:
+      break;
+  }
+  if (plans.sliced == nullptr) {
+    core::fail(ErrorKind::kBadArgument, "{} was made without a sliced baseline; expected num_slices >= 1",
+               plans.overlap->plan().operation);
+  }
+  return *plans.sliced;
+}
+
+}  // namespace
+
 void GemmOperator::run(const Operands& operands, Method method, Mode mode, Timeline* timeline) {
   const ops::PreparedPlans& plans = state_->plans;
-  PreparedPlan& prepared = method == Method::kOverlap ? *plans.overlap : *plans.serial;
-  plans.executor->execute(prepared, operands, mode, timeline);
+  plans.executor->execute(prepared_for(plans, method), operands, mode, timeline);
 }
 
 const OverlapPlan& GemmOperator::plan(Method method) const {
-  return method == Method::kOverlap ? state_->plans.overlap->plan() : state_->plans.serial->plan();
+  return prepared_for(state_->plans, method).plan();
 }
 
 std::int64_t GemmOperator::output_rows() const {
@@ -36,17 +55,6 @@ GemmAllReduce::GemmAllReduce(Context& context, const GemmOptions& options) {
                                .collective = TransferKind::kAllReduce,
                                .waves = num_waves,
                                .build = plan_all_reduce};
-  state_->plans = ops::prepare_plans(context, ops::plan_options(context, options), recipe);
-}
-
-GemmReduceScatter::GemmReduceScatter(Context& context, const GemmOptions& options, RowOwnership rows) {
-  state_ = std::make_unique<State>();
-  const ops::PlanRecipe recipe{
-      .operation = "gemm-reduce-scatter",
-      .collective = TransferKind::kReduceScatter,
-      .waves = [rows](const PlanOptions& chosen) { return num_waves_reduce_scatter(chosen, rows); },
-      .build = [rows](const PlanOptions& chosen) { return plan_reduce_scatter(chosen, rows); },
-      .variant = std::string(name_of(rows))};
   state_->plans = ops::prepare_plans(context, ops::plan_options(context, options), recipe);
 }
 

@@ -38,15 +38,8 @@ std::int64_t num_waves(const PlanOptions& options) {
 }
 
 std::int64_t num_waves_reduce_scatter(const PlanOptions& options, RowOwnership rows) {
-  if (rows == RowOwnership::kBlockCyclic) return num_waves(options);
-  plan::check_options(options);
-  std::int64_t tiles = 0;
-  for (std::int64_t owner = 0; owner < options.world_size; ++owner) {
-    const std::int64_t begin = plan::share_begin(options.m, options.world_size, owner);
-    const std::int64_t end = plan::share_begin(options.m, options.world_size, owner + 1);
-    tiles += plan::count_tiles(end - begin, options.n, options.tile_m, options.tile_n);
-  }
-  return plan::ceil_div(tiles, options.resources.compute_units);
+  return rows == RowOwnership::kBlockCyclic ? num_waves(options)
+                                            : num_waves_reduce_scatter(options, SliceOptions{});
 }
 
 namespace plan {

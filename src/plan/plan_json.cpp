@@ -17,8 +17,8 @@ using core::fail;
 using plan::JsonReader;
 using Json = nlohmann::ordered_json;
 
-/// Raise when the meaning of a field changes.
-constexpr std::int64_t kFormat = 1;
+/// Raise when the meaning of a field changes, or a required one is added.
+constexpr std::int64_t kFormat = 2;
 
 constexpr std::array kBuffers = {BufferKind::kInput, BufferKind::kWeight, BufferKind::kPacked,
                                  BufferKind::kReceived, BufferKind::kOutput};
@@ -255,6 +255,8 @@ OverlapPlan read_plan(const JsonReader& r) {
   plan.received_size = r.integer("received_size");
   plan.output_rows = r.integer("output_rows");
   plan.output_cols = r.integer("output_cols");
+  plan.output_row_shift = r.integer("output_row_shift");
+  plan.output_col_shift = r.integer("output_col_shift");
   plan.agreement = r.field("agreement").hex();
   return plan;
 }
@@ -282,6 +284,8 @@ std::string to_json(const OverlapPlan& plan) {
                      {"received_size", plan.received_size},
                      {"output_rows", plan.output_rows},
                      {"output_cols", plan.output_cols},
+                     {"output_row_shift", plan.output_row_shift},
+                     {"output_col_shift", plan.output_col_shift},
                      // As text: readers that keep numbers as doubles would round it.
                      {"agreement", fmt::format("{:016x}", plan.agreement)}};
   // Bytes that are not UTF-8 can only be in the operation's name.

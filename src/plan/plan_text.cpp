@@ -30,7 +30,12 @@ void print_header(const OverlapPlan& plan, Out out) {
   fmt::format_to(out, "{} plan of rank {} of {}\n", plan.operation, plan.rank, plan.world_size);
   fmt::format_to(out, "  product    {} x {} x {} (m x n x k), {}\n", plan.grid.rows(), plan.grid.cols(),
                  plan.grid.k(), name_of(plan.dtype));
-  fmt::format_to(out, "  output     {} x {}\n", plan.output_rows, plan.output_cols);
+  fmt::format_to(out, "  output     {} x {}", plan.output_rows, plan.output_cols);
+  if (plan.output_row_shift != 0 || plan.output_col_shift != 0) {
+    fmt::format_to(out, ", product row {} and column {} at its corner", -plan.output_row_shift,
+                   -plan.output_col_shift);
+  }
+  fmt::format_to(out, "\n");
   fmt::format_to(out, "  tiles      {} of {} x {} in {} problem{}\n", plan.grid.num_tiles(),
                  plan.grid.tile_m(), plan.grid.tile_n(), plan.grid.problems().size(),
                  plan.grid.problems().size() == 1 ? "" : "s");

@@ -35,17 +35,12 @@ std::vector<Slab> slabs_of(const Tile& tile, std::int64_t world_size, RowOwnersh
   return slabs;
 }
 
-/// Contiguous: one problem per owner, so that no tile straddles two.
-TileGrid make_grid(const PlanOptions& options, RowOwnership rows) {
+/// One problem per owner of rows [begins[r], begins[r + 1]), so that no tile straddles two.
+TileGrid grid_of_owners(const PlanOptions& options, const std::vector<std::int64_t>& begins) {
   std::vector<Problem> problems;
-  if (rows == RowOwnership::kContiguous) {
-    for (std::int64_t owner = 0; owner < options.world_size; ++owner) {
-      const std::int64_t begin = share_begin(options.m, options.world_size, owner);
-      const std::int64_t end = share_begin(options.m, options.world_size, owner + 1);
-      problems.push_back({.row_begin = begin, .rows = end - begin, .cols = options.n});
-    }
-  } else {
-    problems.push_back({.rows = options.m, .cols = options.n});
+  for (std::size_t owner = 0; owner + 1 < begins.size(); ++owner) {
+    problems.push_back(
+        {.row_begin = begins[owner], .rows = begins[owner + 1] - begins[owner], .cols = options.n});
   }
   return TileGrid(std::move(problems), options.k, options.tile_m, options.tile_n);
 }
@@ -162,16 +157,35 @@ void restore_own(OverlapPlan& plan, const std::vector<PlacementSegment>& own) {
   }
 }
 
-std::int64_t count_owned_rows(const PlanOptions& options, RowOwnership rows) {
-  if (rows == RowOwnership::kContiguous) {
-    return share_begin(options.m, options.world_size, options.rank + 1) -
-           share_begin(options.m, options.world_size, options.rank);
-  }
+std::int64_t count_owned_slabs(const PlanOptions& options) {
   const auto owned_of = [&](std::int64_t height) {
     return share_begin(height, options.world_size, options.rank + 1) -
            share_begin(height, options.world_size, options.rank);
   };
   return options.m / options.tile_m * owned_of(options.tile_m) + owned_of(options.m % options.tile_m);
+}
+
+/// Schedule, groups, placement, transfers and restore of a plan that has its grid.
+OverlapPlan complete(OverlapPlan plan, const PlanOptions& options, RowOwnership rows,
+                     const std::vector<std::int64_t>& partition) {
+  plan.schedule = schedule_in_turn(plan.grid, options.swizzle);
+  plan.groups = plan::make_groups(partition, plan.grid.num_tiles(), options.resources.compute_units);
+  if (options.world_size == 1) return plan;
+  restore_own(plan, Packer(plan, rows).pack());
+  return plan;
+}
+
+OverlapPlan plan_contiguous(const PlanOptions& options, const SliceOptions& slices) {
+  const std::vector<std::int64_t> partition =
+      plan::resolve_partition(options, num_waves_reduce_scatter(options, slices));
+  const std::vector<std::int64_t> begins = slice_begins(slices, options.m, options.world_size);
+  OverlapPlan plan = plan::start_plan(kOperation, options, grid_of_owners(options, begins));
+  plan::AgreementHash hash = plan::hash_options(kOperation, options, partition);
+  hash.add(name_of(RowOwnership::kContiguous));
+  if (!slices.sizes.empty()) hash.add(std::span(begins));
+  plan.agreement = hash.value();
+  plan.output_rows = begins[index(options.rank + 1)] - begins[index(options.rank)];
+  return complete(std::move(plan), options, RowOwnership::kContiguous, partition);
 }
 
 }  // namespace
@@ -199,19 +213,31 @@ std::vector<std::int64_t> owned_rows(std::int64_t m, std::int64_t tile_m, std::i
   return owned;
 }
 
+std::int64_t num_waves_reduce_scatter(const PlanOptions& options, const SliceOptions& slices) {
+  plan::check_options(options);
+  const std::vector<std::int64_t> begins = slice_begins(slices, options.m, options.world_size);
+  std::int64_t tiles = 0;
+  for (std::size_t owner = 0; owner + 1 < begins.size(); ++owner) {
+    tiles += plan::count_tiles(begins[owner + 1] - begins[owner], options.n, options.tile_m, options.tile_n);
+  }
+  return plan::ceil_div(tiles, options.resources.compute_units);
+}
+
+OverlapPlan plan_reduce_scatter(const PlanOptions& options, const SliceOptions& slices) {
+  return plan_contiguous(options, slices);
+}
+
 OverlapPlan plan_reduce_scatter(const PlanOptions& options, RowOwnership rows) {
-  const std::vector<std::int64_t> partition =
-      plan::resolve_partition(options, num_waves_reduce_scatter(options, rows));
-  OverlapPlan plan = plan::start_plan(kOperation, options, make_grid(options, rows));
+  if (rows == RowOwnership::kContiguous) return plan_contiguous(options, SliceOptions{});
+  const std::vector<std::int64_t> partition = plan::resolve_partition(options, num_waves(options));
+  OverlapPlan plan = plan::start_plan(
+      kOperation, options,
+      TileGrid({{.rows = options.m, .cols = options.n}}, options.k, options.tile_m, options.tile_n));
   plan::AgreementHash hash = plan::hash_options(kOperation, options, partition);
   hash.add(name_of(rows));
   plan.agreement = hash.value();
-  plan.output_rows = count_owned_rows(options, rows);
-  plan.schedule = schedule_in_turn(plan.grid, options.swizzle);
-  plan.groups = plan::make_groups(partition, plan.grid.num_tiles(), options.resources.compute_units);
-  if (options.world_size == 1) return plan;
-  restore_own(plan, Packer(plan, rows).pack());
-  return plan;
+  plan.output_rows = count_owned_slabs(options);
+  return complete(std::move(plan), options, rows, partition);
 }
 
 }  // namespace flashoverlap

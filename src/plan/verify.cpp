@@ -108,6 +108,10 @@ Verdict check_header(const OverlapPlan& plan, Facts& facts) {
     return no("the output of {} x {} is not a matrix of at most 2^63 elements", plan.output_rows,
               plan.output_cols);
   }
+  constexpr std::int64_t kMaxShift = std::int64_t{1} << 62U;
+  for (const std::int64_t shift : {plan.output_row_shift, plan.output_col_shift}) {
+    if (shift < -kMaxShift || shift > kMaxShift) return no("an output shift of {} fits no matrix", shift);
+  }
   std::int64_t weights = 0;
   for (const Problem& problem : plan.grid.problems())
     weights = std::max(weights, sum(problem.weight, 1).value_or(0));

@@ -68,7 +68,10 @@ Verdict check_packed_source(const OverlapPlan& plan, const Facts& facts,
 }
 
 /// Rows of a dense matrix with `cols` columns; does [begin, end) touch the tile?
-bool touches(const Tile& tile, std::int64_t cols, std::int64_t begin, std::int64_t end) {
+bool touches(Tile tile, const OverlapPlan& plan, std::int64_t begin, std::int64_t end) {
+  const std::int64_t cols = plan.output_cols;
+  tile.row_begin += plan.output_row_shift;
+  tile.col_begin += plan.output_col_shift;
   const std::int64_t first = std::max(tile.row_begin, begin / cols);
   const std::int64_t last = std::min(tile.row_begin + tile.rows - 1, (end - 1) / cols);
   if (first > last) return false;
@@ -87,7 +90,7 @@ Verdict check_output_source(const OverlapPlan& plan, const Facts& facts, const S
     const Tile& tile = plan.grid.tile(t);
     const std::int64_t group = facts.group_of_tile[index(t)];
     if (seen.groups[index(group)] || !plan.placement.of_tile(t).empty()) continue;
-    if (touches(tile, plan.output_cols, source.offset, source.offset + source.count)) {
+    if (touches(tile, plan, source.offset, source.offset + source.count)) {
       return no("{} reads tile {} in the output, but nothing makes it wait for group {}", describe(plan, i),
                 t, group);
     }

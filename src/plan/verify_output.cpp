@@ -31,12 +31,27 @@ Verdict check_in_place_tile(const OverlapPlan& plan, std::int64_t t) {
   if (!plan.restore.bands.empty()) {
     return no("tile {} is written in place, but the restore overwrites the output", t);
   }
-  if (tile.row_begin + tile.rows > plan.output_rows || tile.col_begin + tile.cols > plan.output_cols) {
+  const std::int64_t row = tile.row_begin + plan.output_row_shift;
+  const std::int64_t col = tile.col_begin + plan.output_col_shift;
+  if (row < 0 || row + tile.rows > plan.output_rows || col < 0 || col + tile.cols > plan.output_cols) {
     return no("tile {} is written in place at rows [{}, {}), columns [{}, {}), outside the output of {} x {}",
-              t, tile.row_begin, tile.row_begin + tile.rows, tile.col_begin, tile.col_begin + tile.cols,
-              plan.output_rows, plan.output_cols);
+              t, row, row + tile.rows, col, col + tile.cols, plan.output_rows, plan.output_cols);
   }
   return {};
+}
+
+/// Where a reduce-scatter is the operation, a tile that stays must have added one part from each other rank.
+Verdict check_all_added(const OverlapPlan& plan, std::int64_t t) {
+  if (plan.operation != "gemm-reduce-scatter" || plan.world_size == 1) return {};
+  std::vector<bool> added(index(plan.world_size), false);
+  added[index(plan.rank)] = true;
+  auto gate = std::ranges::lower_bound(plan.gates, t, {}, &Gate::tile);
+  for (; gate != plan.gates.end() && gate->tile == t; ++gate) {
+    if (gate->point == GatePoint::kFinish) added[index(plan.slices[index(gate->slice)].source)] = true;
+  }
+  const auto missing = std::ranges::find(added, false);
+  if (missing == added.end()) return {};
+  return no("tile {} stays here, but no finish gate adds what rank {} has of it", t, missing - added.begin());
 }
 
 /// Where an all-reduce is the operation, a tile that misses it would be left with this rank's part of the sum
@@ -60,6 +75,7 @@ Verdict check_output(const OverlapPlan& plan, const Facts& facts) {
   for (std::int64_t t = 0; t < plan.grid.num_tiles(); ++t) {
     if (!plan.placement.of_tile(t).empty()) continue;
     if (Verdict v = check_in_place_tile(plan, t); !v) return v;
+    if (Verdict v = check_all_added(plan, t); !v) return v;
     written += plan.grid.tile(t).size();
   }
   if (Verdict v = check_all_reduced(plan, facts, written); !v) return v;

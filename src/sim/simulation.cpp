@@ -67,16 +67,16 @@ void Simulation::make_rank(std::int64_t number,
   const double slow = slow_factor(options_, number);
   const Jitter jitter(options_.jitter, options_.seed, 2 * static_cast<std::uint64_t>(number));
   transfer_jitter_.emplace_back(options_.jitter, options_.seed, 2 * static_cast<std::uint64_t>(number) + 1);
+  const bool is_alike = options_.jitter == 0 && slow == 1;
+  std::shared_ptr<const GroupEnds> ends = is_alike ? shared[&plan] : nullptr;
+  if (!ends) ends = std::make_shared<const GroupEnds>(group_ends(plan, *model, slow, jitter));
+  if (is_alike) shared[&plan] = ends;
+  for (const double end_us : ends->work_us) rank.alone_us = std::max(rank.alone_us, end_us);
   if (!plan.gates.empty() || in_timeline(number) || options_.walk_every_tile) {
     rank.compute = make_tile_compute(plan, *model, slow, jitter, static_cast<std::int32_t>(number),
                                      in_timeline(number) ? &timeline_ : nullptr);
-  } else if (options_.jitter > 0 || slow != 1) {
-    rank.compute =
-        make_planned_compute(std::make_shared<const GroupEnds>(group_ends(plan, *model, slow, jitter)));
   } else {
-    std::shared_ptr<const GroupEnds>& ends = shared[&plan];
-    if (!ends) ends = std::make_shared<const GroupEnds>(group_ends(plan, *model, slow, jitter));
-    rank.compute = make_planned_compute(ends);
+    rank.compute = make_planned_compute(std::move(ends));
   }
   rank.transfers.resize(plan.transfers.size());
   rank.transfers_left = static_cast<std::int64_t>(plan.transfers.size());
@@ -363,6 +363,8 @@ void Simulation::finish_ranks() {
     rank.result.finish_us = finish_us + restore;
     rank.result.compute_us = rank.last_tile_us;
     rank.result.exposed_us = rank.result.finish_us - rank.last_tile_us;
+    rank.result.alone_us = rank.plan->schedule.empty() ? 0 : rank.alone_us;
+    rank.result.exposed_communication_us = std::max(0.0, finish_us - rank.result.alone_us);
     const double capacity =
         rank.clock.work_at(rank.last_tile_us) * static_cast<double>(rank.plan->resources.compute_units);
     rank.result.idle_fraction =

@@ -50,6 +50,7 @@ struct RankState {
       slice_from_rank;  ///< Who made the slice arrive, and with which of its transfers; -1: not yet.
   std::vector<std::int64_t> slice_from_transfer;
   double last_tile_us = 0;
+  double alone_us = 0;
   std::int64_t transfers_left = 0;
   int flows = 0;
   double stolen_rate = 0;  ///< Sum over flows of computing time that each takes per time.

@@ -61,7 +61,7 @@ TEST_F(FormatTest, DamagedJsonNamesTheField) {
   EXPECT_EQ(error_of("[]"), "plan is of type array; expected an object");
   EXPECT_EQ(error_of("").rfind("plan: not JSON: ", 0), 0U);
   EXPECT_EQ(error_after([](auto& j) { j.erase("rank"); }), "plan.rank is missing");
-  EXPECT_EQ(error_after([](auto& j) { j["format"] = 2; }), "plan.format is 2; expected 1");
+  EXPECT_EQ(error_after([](auto& j) { j["format"] = 1; }), "plan.format is 1; expected 2");
   EXPECT_EQ(error_after([](auto& j) { j["rank"] = "0"; }),
             "plan.rank is of type string; expected an integer");
   EXPECT_EQ(error_after([](auto& j) { j["rank"] = 0.5; }),

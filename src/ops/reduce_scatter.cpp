@@ -1,0 +1,121 @@
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/fail.h"
+#include "flashoverlap/operators.h"
+#include "ops/agree.h"
+#include "ops/choose.h"
+#include "ops/sliced_plans.h"
+#include "plan/arithmetic.h"
+
+namespace flashoverlap {
+namespace {
+
+constexpr std::string_view kOperation = "gemm-reduce-scatter";
+
+// The CPU executor has a stream, and so a thread, for each rank that it receives from.
+constexpr int kMostTailFreeRanks = 64;
+
+OverlapMethod resolve(const Context& context, const GemmOptions& options, OverlapMethod method) {
+  if (method != OverlapMethod::kAuto) return method;
+  // An executor that suggests plans (GPUs) cannot carry out gates yet.
+  const bool suggests =
+      context.executor().suggest(options.m, options.n, options.k, options.dtype).has_value();
+  const bool applies =
+      !suggests && options.partition.empty() && context.communicator().size() <= kMostTailFreeRanks;
+  return applies ? OverlapMethod::kTailFree : OverlapMethod::kSignal;
+}
+
+/// `num_slices` groups of equally many waves, fewer where there are not so many waves.
+OverlapPlan plan_equal_groups(PlanOptions options, const SliceOptions& slices, std::int64_t num_slices) {
+  const std::int64_t waves = num_waves_reduce_scatter(options, slices);
+  const std::int64_t groups = std::min(num_slices, waves);
+  options.partition.clear();
+  for (std::int64_t i = 0; i < groups; ++i) {
+    options.partition.push_back(plan::share_begin(waves, groups, i + 1) -
+                                plan::share_begin(waves, groups, i));
+  }
+  return plan_reduce_scatter(options, slices);
+}
+
+ops::PreparedPlans prepare_tail_free(Context& context, const GemmOptions& options, const SliceOptions& slices,
+                                     const BaselineOptions& baseline) {
+  ops::SlicedRecipe recipe{
+      .operation = kOperation,
+      .slices = ops::to_text(slices),
+      .overlap =
+          [=](const PlanOptions& chosen) {
+            ops::check_baseline(baseline);
+            return plan_tail_free_reduce_scatter(chosen, slices);
+          },
+      .serial = [=](const PlanOptions& chosen) { return plan_equal_groups(chosen, slices, 1); }};
+  if (baseline.num_slices > 0) {
+    recipe.sliced = [=](const PlanOptions& chosen) {
+      return plan_equal_groups(chosen, slices, baseline.num_slices);
+    };
+  }
+  return ops::prepare_sliced(context, ops::plan_options(context, options), recipe);
+}
+
+ops::PreparedPlans prepare_signal(Context& context, const GemmOptions& options, const SliceOptions& slices) {
+  const ops::PlanRecipe recipe{
+      .operation = kOperation,
+      .collective = TransferKind::kReduceScatter,
+      .waves = [=](const PlanOptions& chosen) { return num_waves_reduce_scatter(chosen, slices); },
+      .build = [=](const PlanOptions& chosen) { return plan_reduce_scatter(chosen, slices); },
+      .variant = slices.sizes.empty() ? std::string(name_of(RowOwnership::kContiguous))
+                                      : ops::to_text(SliceOptions{slices.sizes, 0})};
+  return ops::prepare_plans(context, ops::plan_options(context, options), recipe);
+}
+
+}  // namespace
+
+std::string_view name_of(OverlapMethod method) {
+  switch (method) {
+    case OverlapMethod::kSignal:
+      return "signal";
+    case OverlapMethod::kTailFree:
+      return "tail-free";
+    case OverlapMethod::kAuto:
+      return "auto";
+  }
+  return "?";
+}
+
+GemmReduceScatter::GemmReduceScatter(Context& context, const GemmOptions& options, RowOwnership rows) {
+  state_ = std::make_unique<State>();
+  const ops::PlanRecipe recipe{
+      .operation = kOperation,
+      .collective = TransferKind::kReduceScatter,
+      .waves = [rows](const PlanOptions& chosen) { return num_waves_reduce_scatter(chosen, rows); },
+      .build = [rows](const PlanOptions& chosen) { return plan_reduce_scatter(chosen, rows); },
+      .variant = std::string(name_of(rows))};
+  state_->plans = ops::prepare_plans(context, ops::plan_options(context, options), recipe);
+}
+
+GemmReduceScatter::GemmReduceScatter(Context& context, const GemmOptions& options, OverlapMethod method,
+                                     const SliceOptions& slices, const BaselineOptions& baseline)
+    : method_(resolve(context, options, method)) {
+  state_ = std::make_unique<State>();
+  if (method_ == OverlapMethod::kTailFree) {
+    state_->plans = prepare_tail_free(context, options, slices, baseline);
+    return;
+  }
+  state_->plans = prepare_signal(context, options, slices);
+  if (baseline.num_slices == 0) return;
+  PlanOptions chosen = ops::plan_options(context, options);
+  chosen.tile_m = plan().grid.tile_m();
+  chosen.tile_n = plan().grid.tile_n();
+  chosen.resources = plan().resources;
+  ops::choose_tile(chosen);  // The order is left.
+  ops::agree(context.communicator(), std::string(kOperation), [&]() -> ops::Ticket {
+    ops::check_baseline(baseline);
+    OverlapPlan sliced = plan_equal_groups(chosen, slices, baseline.num_slices);
+    const std::uint64_t agreement = sliced.agreement;
+    state_->plans.sliced = context.executor().prepare(std::move(sliced));
+    return {.agreement = agreement, .description = "sliced baseline", .payload = {}};
+  });
+}
+
+}  // namespace flashoverlap

@@ -1,0 +1,217 @@
+#include <algorithm>
+#include <utility>
+
+#include "flashoverlap/plan_builders.h"
+#include "plan/agreement.h"
+#include "plan/arithmetic.h"
+#include "plan/builder.h"
+#include "plan/slices.h"
+
+namespace flashoverlap {
+namespace {
+
+using plan::index;
+using plan::Part;
+
+constexpr std::string_view kOperation = "gemm-all-to-all-heads";
+
+/// The product [rows of this rank, n], cut into columns by destination. Its rows and columns that stay here
+/// are in the output at `shifts`.
+struct HeadProblem {
+  std::vector<std::int64_t> rows;     ///< Begins, by rank.
+  std::vector<std::int64_t> columns;  ///< Begins, by rank.
+  PlanOptions own;                    ///< With this rank's m.
+
+  [[nodiscard]] std::int64_t num_rows(std::int64_t rank) const {
+    return rows[index(rank + 1)] - rows[index(rank)];
+  }
+  [[nodiscard]] std::int64_t num_columns(std::int64_t rank) const {
+    return columns[index(rank + 1)] - columns[index(rank)];
+  }
+};
+
+HeadProblem head_problem(const PlanOptions& options, const HeadSlices& slices) {
+  plan::check_options(options);
+  plan::check_no_partition(options);
+  plan::check_parts(slices.columns.parts);
+  HeadProblem problem{.rows = slice_begins(slices.rows, options.m, options.world_size),
+                      .columns = slice_begins(slices.columns, options.n, options.world_size),
+                      .own = options};
+  problem.own.m = problem.num_rows(options.rank);
+  return problem;
+}
+
+TileGrid head_grid(const HeadProblem& problem) {
+  std::vector<Problem> problems;
+  for (std::int64_t rank = 0; rank < problem.own.world_size; ++rank) {
+    problems.push_back({.rows = problem.own.m,
+                        .col_begin = problem.columns[index(rank)],
+                        .cols = problem.num_columns(rank)});
+  }
+  return TileGrid(std::move(problems), problem.own.k, problem.own.tile_m, problem.own.tile_n);
+}
+
+OverlapPlan start_head_plan(const PlanOptions& options, const HeadProblem& problem, std::int64_t parts) {
+  OverlapPlan plan = plan::start_plan(kOperation, problem.own, head_grid(problem));
+  plan::AgreementHash hash = plan::hash_options(kOperation, options, {});
+  hash.add(std::span(problem.rows));
+  hash.add(std::span(problem.columns));
+  hash.add(parts);
+  plan.agreement = hash.value();
+  plan.output_rows = problem.rows.back();
+  plan.output_cols = problem.num_columns(options.rank);
+  plan.output_row_shift = problem.rows[index(options.rank)];
+  plan.output_col_shift = -problem.columns[index(options.rank)];
+  return plan;
+}
+
+/// Tile rows [first, end) of one destination's columns, in tile order.
+struct Strip {
+  std::int64_t row_begin = 0;
+  std::int64_t rows = 0;
+  std::vector<std::int64_t> tiles;
+};
+
+/// What one source sends to one destination, cut into `count` strips of rows: each is consecutive in the
+/// destination's output. Depends only on what both ranks know.
+std::vector<Strip> strips_of(std::int64_t rows, std::int64_t cols, std::int64_t first_tile,
+                             const PlanOptions& options, std::int64_t count) {
+  const std::int64_t tile_rows = cols == 0 ? 0 : plan::ceil_div(rows, options.tile_m);
+  const std::int64_t tile_cols = plan::ceil_div(cols, options.tile_n);
+  const std::int64_t num = std::min(std::max<std::int64_t>(count, 1), tile_rows);
+  std::vector<Strip> strips;
+  for (std::int64_t s = 0; s < num; ++s) {
+    const std::int64_t first = plan::share_begin(tile_rows, num, s);
+    const std::int64_t end = plan::share_begin(tile_rows, num, s + 1);
+    Strip strip{.row_begin = first * options.tile_m, .rows = 0, .tiles = {}};
+    strip.rows = std::min(end * options.tile_m, rows) - strip.row_begin;
+    for (const std::int64_t t : swizzled_order(end - first, tile_cols, options.swizzle)) {
+      strip.tiles.push_back(first_tile + first * tile_cols + t);
+    }
+    strips.push_back(std::move(strip));
+  }
+  return strips;
+}
+
+/// Where the tile's rows go in a dense block of `cols` columns at `offset` whose first row is `row_begin`.
+std::vector<PlacementSegment> rows_in_block(const Tile& tile, std::int64_t row_begin, std::int64_t col_begin,
+                                            std::int64_t cols, std::int64_t offset) {
+  const std::int64_t at = offset + (tile.row_begin - row_begin) * cols + tile.col_begin - col_begin;
+  if (tile.cols == cols) return {{0, tile.rows, at}};
+  std::vector<PlacementSegment> segments;
+  for (std::int64_t row = 0; row < tile.rows; ++row) segments.push_back({row, 1, at + row * cols});
+  return segments;
+}
+
+class Builder {
+ public:
+  Builder(const HeadProblem& problem, std::int64_t parts, OverlapPlan& plan)
+      : problem_(problem), parts_(parts), plan_(plan), segments_(index(plan.grid.num_tiles())) {
+    std::int64_t first = 0;
+    for (std::int64_t rank = 0; rank < plan.world_size; ++rank) {
+      first_tile_.push_back(first);
+      first += problem.num_columns(rank) == 0
+                   ? 0
+                   : plan::ceil_div(problem.own.m, problem.own.tile_m) *
+                         plan::ceil_div(problem.num_columns(rank), problem.own.tile_n);
+    }
+  }
+
+  void tail_free() {
+    const std::int32_t ranks = plan_.world_size;
+    for (std::int32_t step = 1; step < ranks; ++step) {
+      const std::int32_t target = plan::rank_after(plan_.rank, step, ranks);
+      for (const Strip& strip : strips(plan_.rank, target)) {
+        const Trigger complete{TriggerKind::kGroup, std::ssize(plan_.groups)};
+        const Region packed = pack(strip, target);
+        add_group(strip);
+        plan_.transfers.push_back(plan::send_to(target, plan_.rank, complete, packed));
+      }
+    }
+    for (const Strip& strip : strips(plan_.rank, plan_.rank)) add_group(strip);
+    if (plan_.groups.empty()) plan_.groups.push_back({0, 0});
+    for (std::int32_t step = 1; step < ranks; ++step) {
+      const std::int32_t source = plan::rank_after(plan_.rank, -step, ranks);
+      for (const Strip& strip : strips(source, plan_.rank)) {
+        const std::int64_t row = problem_.rows[index(source)] + strip.row_begin;
+        const Region region{BufferKind::kOutput, row * plan_.output_cols, strip.rows * plan_.output_cols};
+        plan_.transfers.push_back(plan::receive_from(source, region, -1));
+      }
+    }
+    place();
+  }
+
+  void serial() {
+    Transfer exchange;
+    exchange.kind = TransferKind::kAllToAll;
+    exchange.trigger = {TriggerKind::kGroup, 0};
+    exchange.source = {BufferKind::kPacked, 0, 0};
+    exchange.destination = {BufferKind::kOutput, 0, plan_.output_rows * plan_.output_cols};
+    for (std::int32_t rank = 0; rank < plan_.world_size; ++rank) {
+      const std::int64_t begin = plan_.packed_size;
+      for (const Strip& strip : strips(plan_.rank, rank)) {
+        if (plan_.world_size > 1) pack(strip, rank);
+        plan_.schedule.insert(plan_.schedule.end(), strip.tiles.begin(), strip.tiles.end());
+      }
+      exchange.send_counts.push_back(plan_.packed_size - begin);
+      exchange.receive_counts.push_back(problem_.num_rows(rank) * plan_.output_cols);
+    }
+    exchange.source.count = plan_.packed_size;
+    plan_.groups.push_back({0, std::ssize(plan_.schedule)});
+    if (plan_.world_size > 1) plan_.transfers.push_back(std::move(exchange));
+    place();
+  }
+
+ private:
+  [[nodiscard]] std::vector<Strip> strips(std::int32_t source, std::int32_t destination) const {
+    return strips_of(problem_.num_rows(source), problem_.num_columns(destination),
+                     first_tile_[index(destination)], problem_.own, parts_);
+  }
+
+  /// Row after row, as the destination has them.
+  Region pack(const Strip& strip, std::int32_t target) {
+    const std::int64_t cols = problem_.num_columns(target);
+    const Region region{BufferKind::kPacked, plan_.packed_size, strip.rows * cols};
+    for (const std::int64_t t : strip.tiles) {
+      segments_[index(t)] = rows_in_block(plan_.grid.tile(t), strip.row_begin,
+                                          problem_.columns[index(target)], cols, region.offset);
+    }
+    plan_.packed_size += region.count;
+    return region;
+  }
+
+  void add_group(const Strip& strip) {
+    plan_.groups.push_back({std::ssize(plan_.schedule), std::ssize(strip.tiles)});
+    plan_.schedule.insert(plan_.schedule.end(), strip.tiles.begin(), strip.tiles.end());
+  }
+
+  void place() {
+    plan::PlacementBuilder placement(plan_.grid.num_tiles());
+    for (const std::vector<PlacementSegment>& of_tile : segments_) placement.add_tile(of_tile);
+    plan_.placement = placement.take();
+  }
+
+  const HeadProblem& problem_;
+  std::int64_t parts_;
+  OverlapPlan& plan_;
+  std::vector<std::vector<PlacementSegment>> segments_;  // by tile
+  std::vector<std::int64_t> first_tile_;                 // by destination
+};
+
+}  // namespace
+
+OverlapPlan plan_gemm_all_to_all(const PlanOptions& options, const HeadSlices& slices) {
+  const HeadProblem problem = head_problem(options, slices);
+  OverlapPlan plan = start_head_plan(options, problem, slices.columns.parts);
+  Builder(problem, slices.columns.parts, plan).tail_free();
+  return plan;
+}
+
+OverlapPlan plan_serial_gemm_all_to_all(const PlanOptions& options, const HeadSlices& slices) {
+  const HeadProblem problem = head_problem(options, slices);
+  OverlapPlan plan = start_head_plan(options, problem, -1);
+  Builder(problem, 1, plan).serial();
+  return plan;
+}
+
+}  // namespace flashoverlap

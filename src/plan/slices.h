@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "flashoverlap/plan_builders.h"
+
+/// What the builders of tail-free plans (arXiv 2604.24013) share: slices, their parts, who comes when.
+namespace flashoverlap::plan {
+
+/// A run of tile rows (or columns) of one rank's slice that travels in one transfer. Never empty.
+struct Part {
+  std::int64_t begin = 0;  ///< Along the axis, in rows or columns of the product.
+  std::int64_t size = 0;
+  std::vector<std::int64_t> tiles;  ///< In the order in which they are computed.
+};
+
+/// The product cut along one axis into one slice per rank: the grid has one problem for each.
+class Slices {
+ public:
+  /// `begins`: of slice_begins.
+  Slices(const PlanOptions& options, std::vector<std::int64_t> begins, SliceAxis axis);
+
+  [[nodiscard]] TileGrid grid() const;
+  [[nodiscard]] std::int64_t begin(std::int64_t rank) const {
+    return begins_[static_cast<std::size_t>(rank)];
+  }
+  [[nodiscard]] std::int64_t size(std::int64_t rank) const { return begin(rank + 1) - begin(rank); }
+  /// A rank's slice in `count` parts, fewer where it has fewer tiles along the axis; nearly equal, in order.
+  [[nodiscard]] std::vector<Part> parts(std::int64_t rank, std::int64_t count) const;
+  /// The tiles of a rank's slice, in the order in which they are computed, in `count` runs of nearly equally
+  /// many; fewer where it has fewer tiles, none where it has none.
+  [[nodiscard]] std::vector<std::vector<std::int64_t>> tile_parts(std::int64_t rank,
+                                                                  std::int64_t count) const;
+
+ private:
+  [[nodiscard]] std::int64_t tile_rows(std::int64_t rank) const;
+  [[nodiscard]] std::int64_t tile_cols(std::int64_t rank) const;
+
+  const PlanOptions& options_;
+  std::vector<std::int64_t> begins_;
+  SliceAxis axis_;
+  std::vector<std::int64_t> first_tile_;  ///< Of each rank's problem.
+};
+
+/// The rank `steps` after `rank`: in step d rank r sends to rank_after(r, d) and receives from
+/// rank_after(r, -d), so that no two ranks use the same link at once. Transfers from a rank are on the
+/// channel of its number: it sends one after the other, and nothing that it sends waits for what it receives.
+std::int32_t rank_after(std::int32_t rank, std::int32_t steps, std::int32_t world_size);
+
+Transfer send_to(std::int32_t peer, std::int32_t channel, Trigger trigger, const Region& source);
+Transfer receive_from(std::int32_t peer, const Region& destination, std::int64_t slice);
+
+/// Throws Error(kBadArgument) when options.partition is not empty: slices take its place.
+void check_no_partition(const PlanOptions& options);
+/// Throws Error(kBadArgument) for parts < 0.
+void check_parts(std::int64_t parts);
+
+/// The hash of a call with these slices; see hash_options.
+std::uint64_t hash_slices(std::string_view operation, const PlanOptions& options,
+                          const std::vector<std::int64_t>& begins, SliceAxis axis, std::int64_t parts);
+
+}  // namespace flashoverlap::plan

@@ -1,0 +1,193 @@
+/// Tail-free means (arXiv 2604.24013): where the communication of a slice takes no longer than its
+/// computation, none of it shows, at either end, on any rank.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "flashoverlap/plan_builders.h"
+#include "flashoverlap/simulator.h"
+#include "support/seed.h"
+
+namespace flashoverlap::test {
+namespace {
+
+constexpr std::int64_t kTile = 64;
+constexpr double kLatencyUs = 3;
+constexpr double kSignalUs = 1;
+
+MachineProfile machine_with(double gbps) {
+  MachineProfile machine;
+  machine.name = "plain";
+  machine.units = 64;
+  machine.gemm.launch_us = 5;
+  machine.gemm.kernels = {{DType::kFloat32, kTile, kTile, 1.5, 8.192, RaggedTiles::kProportional, "test"}};
+  machine.signal_us = kSignalUs;
+  machine.levels = {
+      {.name = "link", .ranks = 0, .latency_us = kLatencyUs, .bandwidth_gbps = gbps, .source = "test"}};
+  return machine;
+}
+
+enum class Kind { kGatherRows, kGatherColumns, kReduceScatter, kHeads };
+
+struct Case {
+  Kind kind = Kind::kGatherRows;
+  PlanOptions options;
+  std::vector<std::int64_t> sizes;  ///< Of the slices, in elements along the axis.
+  std::int64_t parts = 0;
+
+  [[nodiscard]] std::string text() const {
+    return fmt::format("kind {} world {} m {} n {} k {} units {} slices {}", static_cast<int>(kind),
+                       options.world_size, options.m, options.n, options.k, options.resources.compute_units,
+                       fmt::join(sizes, ","));
+  }
+  [[nodiscard]] std::vector<OverlapPlan> plans() const {
+    std::vector<OverlapPlan> plans;
+    for (std::int32_t rank = 0; rank < options.world_size; ++rank) {
+      PlanOptions own = options;
+      own.rank = rank;
+      const SliceOptions slices{.sizes = sizes, .parts = parts};
+      switch (kind) {
+        case Kind::kGatherRows:
+          plans.push_back(plan_all_gather_gemm(own, slices));
+          break;
+        case Kind::kGatherColumns:
+          plans.push_back(plan_all_gather_gemm(own, slices, SliceAxis::kColumns));
+          break;
+        case Kind::kReduceScatter:
+          plans.push_back(plan_tail_free_reduce_scatter(own, slices));
+          break;
+        case Kind::kHeads:
+          plans.push_back(plan_gemm_all_to_all(own, HeadSlices{SliceOptions{}, slices}));
+          break;
+      }
+    }
+    return plans;
+  }
+  /// Time to compute, and bytes to send, of a slice of `size` on a rank.
+  [[nodiscard]] double compute_us(std::int64_t size) const {
+    const double tile_us = 1.5 + 2.0 * kTile * kTile * static_cast<double>(options.k) / 8192;
+    const double tiles = static_cast<double>(size / kTile) * static_cast<double>(across() / kTile);
+    return tiles * tile_us / static_cast<double>(options.resources.compute_units);
+  }
+  [[nodiscard]] double bytes(std::int64_t size) const {
+    const bool gathers = kind == Kind::kGatherRows || kind == Kind::kGatherColumns;
+    return 4.0 * static_cast<double>(size) * static_cast<double>(gathers ? options.k : across());
+  }
+  /// The product's size along the other axis, of one rank.
+  [[nodiscard]] std::int64_t across() const {
+    if (kind == Kind::kHeads) return options.m / options.world_size;
+    return kind == Kind::kGatherColumns ? options.m : options.n;
+  }
+  /// The bandwidth on which the longest transfer, with latency and signal, takes `share` of the shortest
+  /// computation. Two transfers, as a slice may be cut in two.
+  [[nodiscard]] double gbps(double share) const {
+    const auto [least, most] = std::ranges::minmax(sizes);
+    const double budget_us = share * compute_us(least) - 2 * (kLatencyUs + kSignalUs);
+    EXPECT_GT(budget_us, 0);
+    return bytes(most) / budget_us / 1e3;
+  }
+};
+
+class TailFree : public SeededTest {
+ protected:
+  Case random_case(Kind kind, std::int32_t world, bool equal) {
+    Case c;
+    c.kind = kind;
+    PlanOptions& o = c.options;
+    o.world_size = world;
+    o.k = pick(2, 8) * 16;
+    o.tile_m = o.tile_n = kTile;
+    o.swizzle = pick(1, 3);
+    o.resources = {pick(1, 4), 0};
+    // At least as many tiles as units, and so many that signals are small beside them.
+    const std::int64_t least = 2 * o.resources.compute_units;
+    std::int64_t total = 0;
+    const std::int64_t same = pick(least, least + 4);
+    for (std::int32_t rank = 0; rank < world; ++rank) {
+      c.sizes.push_back(kTile * (equal ? same : pick(least, 2 * least)));
+      total += c.sizes.back();
+    }
+    const std::int64_t across = kTile * pick(2, 5);
+    o.m = kind == Kind::kGatherColumns ? across : total;
+    o.n = kind == Kind::kGatherColumns ? total : across;
+    if (kind == Kind::kHeads) {
+      o.m = across * world;
+      o.n = total;
+    }
+    return c;
+  }
+};
+
+constexpr Kind kKinds[] = {Kind::kGatherRows, Kind::kGatherColumns, Kind::kReduceScatter, Kind::kHeads};
+constexpr std::int32_t kWorlds[] = {2, 3, 4, 5, 7, 8, 13, 16, 32, 64};
+
+TEST_F(TailFree, NothingShowsWhereCommunicationIsNoLongerThanComputation) {
+  for (const Kind kind : kKinds) {
+    for (const std::int32_t world : kWorlds) {
+      for (const bool equal : {true, false}) {
+        const Case c = random_case(kind, world, equal);
+        SCOPED_TRACE(c.text());
+        const std::vector<OverlapPlan> plans = c.plans();
+        // Slices of different sizes get out of step, so that two may share a rank's link: they take twice as
+        // long there.
+        const SimulationResult result = simulate(plans, machine_with(c.gbps(equal ? 0.9 : 0.45)));
+        for (std::size_t rank = 0; rank < result.ranks.size(); ++rank) {
+          const RankSimulation& r = result.ranks[rank];
+          EXPECT_GT(r.communicating_us, 0);
+          EXPECT_LE(r.exposed_communication_us, kLatencyUs + kSignalUs)
+              << "rank " << rank << " of " << world << ", communicates for " << r.communicating_us;
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// What the property above is about: it can fail.
+TEST_F(TailFree, ASlowLinkShowsAndSoDoesACollectivePerSlice) {
+  for (const Kind kind : {Kind::kGatherRows, Kind::kReduceScatter}) {
+    const Case c = random_case(kind, 4, true);
+    SCOPED_TRACE(c.text());
+    const SimulationResult slow = simulate(c.plans(), machine_with(c.gbps(0.9) / 3));
+    for (const RankSimulation& r : slow.ranks)
+      EXPECT_GT(r.exposed_communication_us, c.compute_us(c.sizes[0]));
+
+    std::vector<OverlapPlan> sliced;
+    for (std::int32_t rank = 0; rank < 4; ++rank) {
+      PlanOptions own = c.options;
+      own.rank = rank;
+      sliced.push_back(kind == Kind::kGatherRows ? plan_sliced_all_gather_gemm(own, {.sizes = c.sizes}, 4)
+                                                 : plan_reduce_scatter(own, SliceOptions{.sizes = c.sizes}));
+    }
+    const SimulationResult baseline = simulate(sliced, machine_with(c.gbps(0.9)));
+    for (const RankSimulation& r : baseline.ranks) EXPECT_GT(r.exposed_communication_us, 20 * kLatencyUs);
+  }
+}
+
+// The last slice that is sent is needed by the first tiles of the slice that its owner computes meanwhile.
+TEST_F(TailFree, TheLastSliceOfAReduceScatterHasToBeCut) {
+  Case c = random_case(Kind::kReduceScatter, 4, true);
+  SCOPED_TRACE(c.text());
+  c.parts = 1;
+  const SimulationResult whole = simulate(c.plans(), machine_with(c.gbps(0.9)));
+  for (const RankSimulation& r : whole.ranks) EXPECT_GT(r.exposed_communication_us, 20 * kLatencyUs);
+}
+
+// Communication that takes longer than computation shows as far as it is longer, and finer slices leave less
+// of the rest.
+TEST_F(TailFree, FinerSlicesPayOnASlowLink) {
+  for (const Kind kind : {Kind::kGatherRows, Kind::kReduceScatter}) {
+    Case c = random_case(kind, 4, true);
+    SCOPED_TRACE(c.text());
+    const MachineProfile machine = machine_with(c.gbps(0.9) / 4);
+    c.parts = 1;
+    const double whole_us = simulate(c.plans(), machine).total_us;
+    c.parts = 4;
+    EXPECT_LT(simulate(c.plans(), machine).total_us, whole_us - kLatencyUs);
+  }
+}
+
+}  // namespace
+}  // namespace flashoverlap::test
