@@ -9,6 +9,7 @@
 #include "files.h"
 #include "flashoverlap/plan.h"
 #include "format.h"
+#include "moe_options.h"
 #include "option_values.h"
 #include "problem_options.h"
 
@@ -84,7 +85,10 @@ void add_plan_command(CLI::App& app, Action& action) {
     if (option != load && option != sub->get_help_ptr()) load->excludes(option);
   }
   sub->add_flag("--json", command->json, "Print one JSON object instead of text");
-  sub->callback([command, &action] { action = [command] { return plan(*command); }; });
+  add_moe_plan(*sub, action);
+  sub->callback([sub, command, &action] {
+    if (sub->get_subcommands().empty()) action = [command] { return plan(*command); };
+  });
 }
 
 }  // namespace flashoverlap::cli

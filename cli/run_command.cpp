@@ -7,6 +7,7 @@
 #include "files.h"
 #include "flashoverlap/watchdog.h"
 #include "gpu_run.h"
+#include "moe_options.h"
 #include "option_values.h"
 #include "process_ranks.h"
 #include "run_measure.h"
@@ -162,7 +163,10 @@ void add_run_command(CLI::App& app, Action& action) {
       ->type_name("FILE");
   sub->footer(
       "\nExample: flashoverlap run gemm-reduce-scatter -m 4096 -n 2048 -k 512 --ranks 4 --link-gbps 0.5");
-  sub->callback([command, &action] { action = [command] { return run(*command); }; });
+  add_moe_run(*sub, action);
+  sub->callback([sub, command, &action] {
+    if (sub->get_subcommands().empty()) action = [command] { return run(*command); };
+  });
 }
 
 }  // namespace flashoverlap::cli

@@ -8,6 +8,7 @@
 #include "files.h"
 #include "flashoverlap/simulator.h"
 #include "format.h"
+#include "moe_options.h"
 #include "option_values.h"
 #include "simulate_sweep.h"
 
@@ -151,7 +152,9 @@ void add_simulate_command(CLI::App& app, Action& action) {
       "          flashoverlap simulate gemm-all-reduce --dtype bf16 -m 8192 -n 8192 -k 4096 --machine "
       "2x8-h100-infiniband "
       "--sweep ranks=8,16,64,256,1024");
-  sub->callback([command, &action] {
+  add_moe_simulate(*sub, action);
+  sub->callback([sub, command, &action] {
+    if (!sub->get_subcommands().empty()) return;
     action = [command] {
       command->simulate.simulation.seed = command->simulate.problem.seed;
       return simulate(*command);

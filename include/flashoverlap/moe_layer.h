@@ -92,8 +92,8 @@ struct MoeGradients {
 ///   out[t] = sum over slots s of weight[t, s] * expert_{experts[t, s]}(x[t])
 ///
 /// in float32 in the order of the slots, rounded once: results are bitwise repeatable, and do not depend on
-/// transport, order, padding, segments or consumers, as long as the tiles' columns stay the same and every
-/// band has the same rows (kRagged and kPaper).
+/// order, transport, segments, consumers or threads with padding kRagged. (The other paddings make tiles of
+/// other heights, which the matrix library may round differently.)
 ///
 /// Every call exchanges counts first, and so meets all ranks. What is wrong on one rank (routing, null
 /// matrices, leading dimensions) makes every rank throw the same Error(kBadArgument), naming the rank, with

@@ -23,7 +23,7 @@ constexpr double kTolerance = 8e-3;
 
 int num_taken() {
   const char* text = std::getenv("FLASHOVERLAP_MOE_CONFIGURATIONS");
-  return text == nullptr ? 60 : std::stoi(text);
+  return text == nullptr ? 16 : std::stoi(text);
 }
 
 struct Configuration {

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "flashoverlap/launcher.h"
 #include "ops/moe_reference.h"
 #include "support/ops_call.h"
 #include "support/seed.h"
@@ -81,7 +82,11 @@ class RandomCases : public SeededTest {
     c.options.consumers = pick(1, 3);
     c.options.collective_groups = pick(1, 4);
     c.options.poison_workspace = true;
-    std::tie(c.options.padding, c.options.order, c.options.transport) = kLayouts[at(pick(0, 5))];
+    // Processes cannot put, and a job has the ranks that it has.
+    const auto launch = detect_launch();
+    const bool is_job = launch && launch->world_size > 1;
+    if (is_job) c.world_size = static_cast<int>(pick(1, launch->world_size));
+    std::tie(c.options.padding, c.options.order, c.options.transport) = kLayouts[at(is_job ? 5 : pick(0, 5))];
     c.top_k = static_cast<std::int32_t>(pick(1, 4));
     for (int r = 0; r < c.world_size; ++r) c.tokens.push_back(pick(0, 4) == 0 ? 0 : pick(0, 25));
     c.threads = static_cast<int>(pick(1, 3));

@@ -1,0 +1,151 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "process.h"
+
+// `flashoverlap run|plan|simulate moe-layer`, as a user runs them.
+namespace flashoverlap {
+namespace {
+
+using Json = nlohmann::json;
+using test::run_command;
+using test::words_of;
+
+constexpr const char* kSmall =
+    " --tokens 40 --hidden 24 --intermediate 16 --experts 8 --tile-m 8 --tile-n 16";
+
+Json json_of(const std::string& line) {
+  const auto result = run_command(words_of(line + " --json"), {});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  return Json::parse(result.out);
+}
+
+void expect_refused(const std::string& line, const std::string& message) {
+  const auto result = run_command(words_of(line), {});
+  EXPECT_EQ(result.exit_code, 2) << line;
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(result.err.substr(0, 14 + message.size()), "flashoverlap: " + message);
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1);
+}
+
+TEST(MoeCommand, RunsAndChecksEveryRoutingAndTransport) {
+  for (const char* routing : {"balanced", "moderate", "stress"}) {
+    for (const char* how :
+         {"--transport put", "--transport collective", "--padding paper", "--padding shared"}) {
+      const Json run =
+          json_of(std::string("run moe-layer --ranks 3 --iterations 2 --link-gbps 0 --routing ") + routing +
+                  " " + how + kSmall);
+      EXPECT_EQ(run.at("correct"), true) << run;
+      EXPECT_EQ(run.at("dropped_rows"), 0);
+      EXPECT_GE(run.at("paper_wasted_rows"), run.at("wasted_rows"));
+      for (const char* ratio : {"dispatch_overlap_ratio", "combine_overlap_ratio"}) {
+        EXPECT_GE(run.at(ratio), 0);
+        EXPECT_LE(run.at(ratio), 1);
+      }
+    }
+  }
+}
+
+TEST(MoeCommand, PacesAdaptsAndDrops) {
+  const Json run =
+      json_of(std::string("run moe-layer --ranks 2 --iterations 4 --adapt --capacity 5") + kSmall);
+  EXPECT_EQ(run.at("correct"), true) << run;
+  EXPECT_EQ(run.at("dropped_rows"), 2 * 40 * 2 - 8 * 5);
+  EXPECT_GT(run.at("link_gbps"), 0);
+  const auto table = run_command(words_of(std::string("run moe-layer --iterations 1") + kSmall), {});
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  for (const char* part : {"overlap ratio", "wasted rows", "backlog", "check", "OK"}) {
+    EXPECT_NE(table.out.find(part), std::string::npos) << part << " in\n" << table.out;
+  }
+}
+
+class RoutingFile {
+ public:
+  explicit RoutingFile(const std::string& text)
+      : path_(std::filesystem::temp_directory_path() /
+              ("flashoverlap_" + std::to_string(::getpid()) + "_routing")) {
+    std::ofstream(path_) << text;
+  }
+  ~RoutingFile() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  RoutingFile(const RoutingFile&) = delete;
+  RoutingFile& operator=(const RoutingFile&) = delete;
+  [[nodiscard]] std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST(MoeCommand, ReadsARoutingFile) {
+  const std::string rest = std::string(" --ranks 2 --iterations 1 --link-gbps 0") + kSmall;
+  const RoutingFile good("0 7:0.25\n-1 3\n5 5\n1:1 2:-0.5\n");
+  const Json run = json_of("run moe-layer --routing " + good.path() + rest);
+  EXPECT_EQ(run.at("correct"), true) << run;
+  EXPECT_EQ(run.at("tokens"), 2);
+  EXPECT_EQ(run.at("top_k"), 2);
+  const auto refused = [&](const std::string& text, const std::string& message) {
+    const RoutingFile file(text);
+    expect_refused("run moe-layer --routing " + file.path() + rest,
+                   "--routing: '" + file.path() + "'" + message);
+  };
+  refused("0 1\n0 x\n", ", line 2: 'x' is not an expert; EXPERT or EXPERT:WEIGHT is expected");
+  refused("0 1\n0\n", ", line 2: 1 experts; 2 are expected, as in the first line");
+  refused("0 1\n", " has 1 tokens; a multiple of the 2 ranks is expected");
+  refused("0 1\n0 8\n", ", rank 1: token 0, slot 1 has expert 8; an expert in [0, 8)");
+  expect_refused("run moe-layer --routing /nowhere" + rest, "--routing: ");
+}
+
+TEST(MoeCommand, PlansAreVerifiedAndPrinted) {
+  const std::string line =
+      std::string("plan moe-layer --ranks 4 --rank 1 --padding paper --routing stress") + kSmall;
+  const auto text = run_command(words_of(line), {});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  for (const char* part : {"moe-layer, rank 1 of 4, experts 2 to 3 of 8", "combine plan:", "segments:",
+                           "wasted rows a rank, balanced", "    256", "verified: the plans of all 4 ranks"}) {
+    EXPECT_NE(text.out.find(part), std::string::npos) << part;
+  }
+  const auto json = run_command(words_of(line + " --json combine"), {});
+  EXPECT_EQ(json.exit_code, 0) << json.err;
+  EXPECT_EQ(Json::parse(json.out).at("operation"), "moe-combine");
+}
+
+TEST(MoeCommand, SimulatesManyRanks) {
+  const std::string machine = " --machine 2x8-h100-infiniband --dtype bf16 --tile-m 128 --tile-n 128";
+  const Json few = json_of(
+      "simulate moe-layer --ranks 16 --experts 64 --tokens 512 --hidden 1024 --intermediate 512 "
+      "--consumers 8 --padding shared" +
+      machine);
+  EXPECT_LE(few.at("overlap_us"), few.at("serial_us"));
+  for (const char* phase : {"dispatch", "combine"}) {
+    EXPECT_GT(few.at(phase).at("compute_us"), 0);
+    EXPECT_GE(few.at(phase).at("overlap_ratio"), 0);
+    EXPECT_LE(few.at(phase).at("overlap_ratio"), 1);
+  }
+}
+
+TEST(MoeCommand, Refusals) {
+  expect_refused("run moe-layer --tokens -1",
+                 "--tokens: '-1' is not accepted; expected an integer from 0 to ");
+  expect_refused("run moe-layer --padding none",
+                 "--padding: 'none' is not accepted; expected paper, ragged, shared");
+  expect_refused("run moe-layer --top-k 9 --experts 8",
+                 "--top-k: '9' is not accepted; expected at most the 8 experts");
+  expect_refused("run moe-layer --bogus 1", "--bogus: no such option; accepted: ");
+  expect_refused("run --ranks 2 moe-layer", "--ranks: stands before moe-layer; its options belong behind it");
+  expect_refused("plan moe-layer --rank 2 --ranks 2",
+                 "--rank: '2' is not accepted; expected an integer from 0 to 1");
+  expect_refused("simulate moe-layer", "--machine: is needed");
+  expect_refused("run moe-layer --padding shared --order owner-major",
+                 "padding 'shared' lets tiles run over the owners of an expert");
+}
+
+}  // namespace
+}  // namespace flashoverlap
