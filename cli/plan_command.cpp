@@ -12,6 +12,7 @@
 #include "moe_options.h"
 #include "option_values.h"
 #include "problem_options.h"
+#include "sliced_options.h"
 
 namespace flashoverlap::cli {
 namespace {
@@ -86,6 +87,7 @@ void add_plan_command(CLI::App& app, Action& action) {
   }
   sub->add_flag("--json", command->json, "Print one JSON object instead of text");
   add_moe_plan(*sub, action);
+  add_sliced_plan(*sub, action);
   sub->callback([sub, command, &action] {
     if (sub->get_subcommands().empty()) action = [command] { return plan(*command); };
   });

@@ -12,6 +12,7 @@
 #include "process_ranks.h"
 #include "run_measure.h"
 #include "run_report.h"
+#include "sliced_options.h"
 #include "tuning_options.h"
 
 namespace flashoverlap::cli {
@@ -164,6 +165,7 @@ void add_run_command(CLI::App& app, Action& action) {
   sub->footer(
       "\nExample: flashoverlap run gemm-reduce-scatter -m 4096 -n 2048 -k 512 --ranks 4 --link-gbps 0.5");
   add_moe_run(*sub, action);
+  add_sliced_run(*sub, action);
   sub->callback([sub, command, &action] {
     if (sub->get_subcommands().empty()) action = [command] { return run(*command); };
   });

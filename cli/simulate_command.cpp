@@ -11,6 +11,7 @@
 #include "moe_options.h"
 #include "option_values.h"
 #include "simulate_sweep.h"
+#include "sliced_options.h"
 
 namespace flashoverlap::cli {
 namespace {
@@ -153,6 +154,7 @@ void add_simulate_command(CLI::App& app, Action& action) {
       "2x8-h100-infiniband "
       "--sweep ranks=8,16,64,256,1024");
   add_moe_simulate(*sub, action);
+  add_sliced_simulate(*sub, action);
   sub->callback([sub, command, &action] {
     if (!sub->get_subcommands().empty()) return;
     action = [command] {

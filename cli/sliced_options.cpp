@@ -1,0 +1,151 @@
+#include "sliced_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "core/fail.h"
+#include "format.h"
+#include "option_values.h"
+
+namespace flashoverlap::cli {
+namespace {
+
+constexpr std::int64_t kMost = std::int64_t{1} << 30U;
+
+struct OpText {
+  SlicedOp op;
+  const char* name;
+  const char* description;
+};
+
+constexpr std::array kOps = {
+    OpText{SlicedOp::kAllGatherGemm, "all-gather-gemm",
+           "Rows of A are gathered while the GEMM runs (tensor parallelism behind sequence parallelism)"},
+    OpText{SlicedOp::kReduceScatter, "tail-free-reduce-scatter",
+           "gemm-reduce-scatter by direct transfers, with no tail"},
+    OpText{SlicedOp::kShardedWeight, "sharded-weight-gemm",
+           "Rows of the weight B are gathered while the GEMM runs (data parallelism, forward)"},
+    OpText{SlicedOp::kGradient, "gradient-reduce-scatter",
+           "The weight's gradient is scattered while the GEMM runs (data parallelism, backward)"},
+    OpText{SlicedOp::kHeads, "gemm-all-to-all-heads",
+           "Projection before Ulysses attention: columns go to the ranks of their heads"},
+};
+
+/// Options that were given to the command before the operator's name are an error, not ignored.
+void require_options_behind(const CLI::App& sub) {
+  for (const CLI::Option* option : sub.get_parent()->get_options()) {
+    if (option->count() == 0) continue;
+    throw CLI::ValidationError(option->get_name(),
+                               fmt::format("belongs behind '{}', not before it", sub.get_name()));
+  }
+}
+
+OverlapPlan equal_groups(const SlicedProblem& problem, PlanOptions options, std::int64_t slices) {
+  const std::int64_t waves = num_waves_reduce_scatter(options, slice_options(problem));
+  const std::int64_t groups = std::min(slices, waves);
+  std::int64_t left = waves;
+  for (std::int64_t i = 0; i < groups; ++i) {
+    options.partition.push_back(left / (groups - i));
+    left -= options.partition.back();
+  }
+  return plan_reduce_scatter(options, slice_options(problem));
+}
+
+}  // namespace
+
+std::string_view name_of(SlicedOp op) {
+  return kOps[static_cast<std::size_t>(op)].name;
+}
+
+void add_sliced_subcommands(
+    CLI::App& parent, Action& action,
+    const std::function<Action(CLI::App&, const std::shared_ptr<SlicedProblem>&)>& make) {
+  for (const OpText& text : kOps) {
+    CLI::App& sub = *parent.add_subcommand(text.name, text.description);
+    const auto problem = std::make_shared<SlicedProblem>();
+    SlicedProblem& p = *problem;
+    p.op = text.op;
+    const auto integer = [&](const char* name, std::int64_t& value, std::int64_t least, std::int64_t most,
+                             const char* description) {
+      add_integer(sub, name, value, {least, most}, description)->default_str(std::to_string(value));
+    };
+    integer("-m,--m", p.m, 0, kMost, "Rows of the product (of all ranks together, where they are spread)");
+    integer("-n,--n", p.n, 0, kMost, "Columns of the product");
+    integer("-k,--k", p.k, 0, kMost, "Columns of A and B");
+    integer("--ranks", p.ranks, 1, 64, "World size: ranks are threads of this process");
+    add_choice(sub, "--dtype", p.dtype, {"f32", "bf16", "f16"}, "Element type")->default_str(p.dtype);
+    add_integer_or_auto(sub, "--tile-m", p.tile_m, {1, kMost}, "Rows of a tile")->default_str("auto");
+    add_integer_or_auto(sub, "--tile-n", p.tile_n, {1, kMost}, "Columns of a tile")->default_str("auto");
+    add_integer_or_auto(sub, "--swizzle", p.swizzle, {1, kMost}, "Tile rows that are walked together")
+        ->default_str("auto");
+    sub.add_option_function<std::string>(
+           "--slices",
+           [problem](const std::string& value) {
+             problem->slices = parse_integer_list("--slices", value, {0, kMost});
+           },
+           "Rows (columns) of each rank's slice; when not given, equal")
+        ->type_name("LIST");
+    add_integer_or_auto(sub, "--parts", p.parts, {1, kMost}, "Transfers that a slice is cut into")
+        ->default_str("auto");
+    integer("--baseline-slices", p.baseline_slices, 1, 1024,
+            "Slices of the baseline with one collective for each");
+    add_integer_or_auto(sub, "--threads", p.threads, {1, 1024}, "Compute threads (units) of each rank")
+        ->default_str("auto");
+    add_seed(sub, p.seed);
+    const Action chosen = make(sub, problem);
+    sub.callback([&sub, chosen, &action] {
+      require_options_behind(sub);
+      action = chosen;
+    });
+  }
+}
+
+SliceOptions slice_options(const SlicedProblem& problem) {
+  return {.sizes = problem.slices, .parts = problem.parts};
+}
+
+HeadSlices head_slices(const SlicedProblem& problem) {
+  return HeadSlices{SliceOptions{}, slice_options(problem)};
+}
+
+GemmOptions gemm_options(const SlicedProblem& problem) {
+  return {.m = problem.m,
+          .n = problem.n,
+          .k = problem.k,
+          .dtype = parse_dtype(problem.dtype),
+          .tile_m = problem.tile_m,
+          .tile_n = problem.tile_n,
+          .swizzle = problem.swizzle};
+}
+
+std::string text_of(const SlicedProblem& problem) {
+  return fmt::format("{}  m={} n={} k={} {}, {} rank{}, slices {}", name_of(problem.op), problem.m, problem.n,
+                     problem.k, problem.dtype, problem.ranks, problem.ranks == 1 ? "" : "s",
+                     problem.slices.empty() ? "equal" : text_of_list(problem.slices));
+}
+
+OverlapPlan make_sliced_plan(const SlicedProblem& problem, const PlanOptions& options, SlicedPlan which) {
+  const SliceOptions slices = slice_options(problem);
+  const std::int64_t count = which == SlicedPlan::kSerial ? 1 : problem.baseline_slices;
+  const bool tail_free = which == SlicedPlan::kTailFree;
+  switch (problem.op) {
+    case SlicedOp::kAllGatherGemm:
+    case SlicedOp::kShardedWeight: {
+      const SliceAxis axis = problem.op == SlicedOp::kAllGatherGemm ? SliceAxis::kRows : SliceAxis::kColumns;
+      return tail_free ? plan_all_gather_gemm(options, slices, axis)
+                       : plan_sliced_all_gather_gemm(options, slices, count, axis);
+    }
+    case SlicedOp::kReduceScatter:
+    case SlicedOp::kGradient:
+      return tail_free ? plan_tail_free_reduce_scatter(options, slices)
+                       : equal_groups(problem, options, count);
+    case SlicedOp::kHeads:
+      return tail_free ? plan_gemm_all_to_all(options, head_slices(problem))
+                       : plan_serial_gemm_all_to_all(options, head_slices(problem));
+  }
+  core::fail(ErrorKind::kInternal, "operator {} is not known here", static_cast<int>(problem.op));
+}
+
+}  // namespace flashoverlap::cli

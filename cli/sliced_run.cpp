@@ -1,0 +1,425 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <mutex>
+#include <random>
+
+#include "core/fail.h"
+#include "core/median.h"
+#include "exit_codes.h"
+#include "files.h"
+#include "flashoverlap/in_process.h"
+#include "flashoverlap/timeline.h"
+#include "format.h"
+#include "matrices.h"
+#include "option_values.h"
+#include "sliced_options.h"
+
+/// `flashoverlap run` for operators whose data travels in slices: checked, and measured tail-free, in slices
+/// on a collective each, and serially.
+namespace flashoverlap::cli {
+namespace {
+
+struct SlicedRun {
+  std::int64_t iterations = 5;
+  bool link_is_auto = true;
+  LinkModel link{.bandwidth_gbps = 0, .latency_us = 10};
+  std::string trace_path;
+  bool json = false;
+};
+
+struct SlicedResult {
+  LinkModel link;
+  double gemm_us = 0;  ///< Medians of the slowest rank's time.
+  double communication_us = 0;
+  double serial_us = 0;
+  double sliced_us = 0;
+  double overlap_us = 0;
+  double max_error = 0;
+  std::string wrong;  ///< Empty: correct.
+  bool equals_serial = true;
+  int threads = 0;
+  Timeline timeline;
+
+  [[nodiscard]] double exposed_us() const { return std::max(0.0, overlap_us - gemm_us); }
+  [[nodiscard]] double share_of(double total_us) const {
+    return communication_us > 0 ? std::max(0.0, total_us - gemm_us) / communication_us : 0;
+  }
+};
+
+bool gathers(const SlicedProblem& p) {
+  return p.op == SlicedOp::kAllGatherGemm || p.op == SlicedOp::kShardedWeight;
+}
+
+bool reduces(const SlicedProblem& p) {
+  return p.op == SlicedOp::kReduceScatter || p.op == SlicedOp::kGradient;
+}
+
+/// What each rank multiplies, once all has arrived.
+std::vector<Inputs> make_inputs(const SlicedProblem& p) {
+  const DType dtype = parse_dtype(p.dtype);
+  const auto rows = slice_begins({}, p.m, static_cast<std::int32_t>(p.ranks));
+  std::vector<Inputs> inputs;
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(p.ranks); ++rank) {
+    const bool same_a = p.op == SlicedOp::kAllGatherGemm;
+    const bool same_b = p.op == SlicedOp::kShardedWeight || p.op == SlicedOp::kHeads;
+    const std::int64_t m = p.op == SlicedOp::kHeads ? rows[rank + 1] - rows[rank] : p.m;
+    inputs.push_back({random_matrix(m, p.k, dtype, p.seed, same_a ? 0 : 2 * rank),
+                      random_matrix(p.n, p.k, dtype, p.seed, same_b ? 1 : 2 * rank + 1)});
+  }
+  return inputs;
+}
+
+std::unique_ptr<GemmOperator> make_operator(Context& context, const SlicedProblem& p) {
+  const BaselineOptions baseline{.num_slices = p.baseline_slices};
+  const GemmOptions gemm = gemm_options(p);
+  const SliceOptions slices = slice_options(p);
+  switch (p.op) {
+    case SlicedOp::kAllGatherGemm:
+      return std::make_unique<AllGatherGemm>(context, gemm, slices, baseline);
+    case SlicedOp::kReduceScatter:
+      return std::make_unique<GemmReduceScatter>(context, gemm, OverlapMethod::kTailFree, slices, baseline);
+    case SlicedOp::kShardedWeight:
+      return std::make_unique<ShardedWeightGemm>(context, gemm, slices, baseline);
+    case SlicedOp::kGradient:
+      return std::make_unique<GradientReduceScatter>(context, gemm, slices, baseline);
+    case SlicedOp::kHeads:
+      return std::make_unique<GemmAllToAll>(context, gemm, head_slices(p));
+  }
+  core::fail(ErrorKind::kInternal, "operator {} is not known here", static_cast<int>(p.op));
+}
+
+/// Rows of `whole` in the order `order` (empty: as they are), all but those in [begin, end) unset.
+Matrix own_rows(const Matrix& whole, const std::vector<std::int64_t>& order, std::int64_t begin,
+                std::int64_t end) {
+  Matrix part(whole.rows(), whole.cols(), whole.dtype());
+  std::vector<float> row(static_cast<std::size_t>(whole.cols()));
+  for (std::int64_t i = 0; i < whole.rows(); ++i) {
+    const std::int64_t source = order.empty() ? i : order[static_cast<std::size_t>(i)];
+    if (source < begin || source >= end) continue;
+    whole.read_row(source, row.data());
+    part.write_row(i, row.data());
+  }
+  return part;
+}
+
+/// One rank's operator with its matrices.
+class SlicedRank {
+ public:
+  SlicedRank(std::shared_ptr<Communicator> communicator, const SlicedProblem& p,
+             const std::vector<Inputs>& inputs)
+      : p_(p),
+        inputs_(inputs),
+        rank_(static_cast<std::size_t>(communicator->rank())),
+        context_(std::move(communicator), context_options(p)),
+        op_(cli::make_operator(context_, p)),
+        out_(op_->output_rows(), op_->plan().output_cols, parse_dtype(p.dtype)) {
+    const auto world = static_cast<std::int32_t>(p.ranks);
+    const bool columns = p.op == SlicedOp::kShardedWeight || p.op == SlicedOp::kHeads;
+    begins_ = slice_begins(slice_options(p), columns ? p.n : p.m, world);
+    rows_ = slice_begins({}, p.m, world);
+    if (!gathers(p)) return;
+    const TileGrid& grid = op_->plan().grid;
+    order_ = sliced_rows(slice_options(p), columns ? p.n : p.m, world,
+                         columns ? grid.tile_n() : grid.tile_m(), p.baseline_slices);
+    const Matrix& whole = columns ? inputs[rank_].b : inputs[rank_].a;
+    gathered_ = own_rows(whole, {}, begins_[rank_], begins_[rank_ + 1]);
+    sliced_ = own_rows(whole, order_, begins_[rank_], begins_[rank_ + 1]);
+  }
+
+  [[nodiscard]] bool has_sliced() const { return p_.op != SlicedOp::kHeads; }
+  [[nodiscard]] int num_threads() const { return context_.num_threads(); }
+
+  void run(Method method, Mode mode, Timeline* timeline = nullptr) {
+    Operands operands;
+    operands.a = inputs_[rank_].a.data();
+    operands.b = inputs_[rank_].b.data();
+    const Matrix& arriving = method == Method::kSliced ? sliced_ : gathered_;
+    if (p_.op == SlicedOp::kAllGatherGemm) operands.a = arriving.data();
+    if (p_.op == SlicedOp::kShardedWeight) operands.b = arriving.data();
+    operands.lda = operands.ldb = p_.k;
+    operands.out = out_.data();
+    operands.ldo = out_.cols();
+    op_->run(operands, method, mode, timeline);
+  }
+
+  const Matrix& run_afresh(Method method, Timeline* timeline = nullptr) {
+    out_.poison();
+    run(method, Mode::kRun, timeline);
+    return out_;
+  }
+
+  /// A sample of elements against fp64. Returns what is wrong, or nothing.
+  std::string check(const Matrix& out, Method method, double& max_error) const {
+    constexpr std::int64_t kSample = 2000;
+    const std::int64_t size = out.rows() * out.cols();
+    std::mt19937_64 random(p_.seed + rank_);
+    std::vector<float> row(static_cast<std::size_t>(out.cols()));
+    for (std::int64_t i = 0; i < std::min(kSample, size); ++i) {
+      const auto index = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(size));
+      const std::int64_t at_row = index / out.cols();
+      const std::int64_t at_col = index % out.cols();
+      out.read_row(at_row, row.data());
+      const double actual = static_cast<double>(row[static_cast<std::size_t>(at_col)]);
+      double tolerance = 0;
+      const double expected = element(at_row, at_col, method, tolerance);
+      const double error = std::abs(actual - expected);
+      max_error = std::max(max_error, error);
+      if (!(error <= tolerance)) {
+        return fmt::format("rank {}, element [{}, {}] is {}; expected {} within {:.3g}", rank_, at_row,
+                           at_col, actual, expected, tolerance);
+      }
+    }
+    return {};
+  }
+
+ private:
+  static ContextOptions context_options(const SlicedProblem& p) {
+    ContextOptions options;
+    options.num_threads = static_cast<int>(p.threads);
+    return options;
+  }
+
+  /// Tolerances as in result_check.h.
+  [[nodiscard]] double element(std::int64_t row, std::int64_t col, Method method, double& tolerance) const {
+    const bool sliced = method == Method::kSliced;
+    std::size_t first = rank_;
+    std::size_t last = rank_;
+    if (sliced && p_.op == SlicedOp::kAllGatherGemm) row = order_[static_cast<std::size_t>(row)];
+    if (sliced && p_.op == SlicedOp::kShardedWeight) col = order_[static_cast<std::size_t>(col)];
+    if (reduces(p_)) {
+      row += begins_[rank_];
+      first = 0;
+      last = inputs_.size() - 1;
+    }
+    if (p_.op == SlicedOp::kHeads) {
+      first = last = static_cast<std::size_t>(std::ranges::upper_bound(rows_, row) - rows_.begin() - 1);
+      row -= rows_[first];
+      col += begins_[rank_];
+    }
+    const DType dtype = parse_dtype(p_.dtype);
+    const double storage = dtype == DType::kFloat32 ? 0 : dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;
+    std::vector<float> a(static_cast<std::size_t>(p_.k));
+    std::vector<float> b(a.size());
+    double sum = 0;
+    for (std::size_t source = first; source <= last; ++source) {
+      inputs_[source].a.read_row(row, a.data());
+      inputs_[source].b.read_row(col, b.data());
+      double partial = 0;
+      for (std::size_t i = 0; i < a.size(); ++i)
+        partial += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+      sum += partial;
+      tolerance += 2 * static_cast<double>(p_.k + 1) * 0x1p-24 + storage * std::abs(partial);
+    }
+    tolerance = 1.01 * (tolerance + storage * std::abs(sum)) + (storage > 0 ? 0x1p-24 : 0);
+    return sum;
+  }
+
+  const SlicedProblem& p_;
+  const std::vector<Inputs>& inputs_;
+  std::size_t rank_;
+  Context context_;
+  std::unique_ptr<GemmOperator> op_;
+  Matrix out_;
+  Matrix gathered_;
+  Matrix sliced_;
+  std::vector<std::int64_t> begins_;
+  std::vector<std::int64_t> rows_;
+  std::vector<std::int64_t> order_;
+};
+
+/// The slowest rank's time of one call.
+double time_us(Communicator& communicator, const std::function<void()>& call) {
+  communicator.exchange(std::uint64_t{0}, {.operation = "start of a measured call"});
+  const auto begin = std::chrono::steady_clock::now();
+  call();
+  const double own =
+      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+  std::uint64_t slowest = 0;
+  for (const std::uint64_t ns :
+       communicator.exchange(static_cast<std::uint64_t>(own * 1000), {.operation = "time of a call"})) {
+    slowest = std::max(slowest, ns);
+  }
+  return static_cast<double>(slowest) / 1000;
+}
+
+/// Bytes that the busiest rank sends or receives.
+double wire_bytes(const SlicedProblem& p) {
+  const auto ranks = static_cast<double>(p.ranks);
+  const double element = static_cast<double>(size_of(parse_dtype(p.dtype)));
+  const auto m = static_cast<double>(p.m);
+  const auto n = static_cast<double>(p.n);
+  const auto k = static_cast<double>(p.k);
+  const double whole = p.op == SlicedOp::kAllGatherGemm   ? m * k
+                       : p.op == SlicedOp::kShardedWeight ? n * k
+                       : p.op == SlicedOp::kHeads         ? m * n / ranks
+                                                          : m * n;
+  return (ranks - 1) / ranks * whole * element;
+}
+
+/// On this link the communication takes 0.9 of the GEMM.
+LinkModel matching_link(const SlicedProblem& p, const std::vector<Inputs>& inputs, double latency_us) {
+  constexpr double kShare = 0.9;
+  std::vector<double> gemm_us;
+  run_ranks(static_cast<int>(p.ranks), {}, [&](std::shared_ptr<Communicator> communicator) {
+    SlicedRank run(communicator, p, inputs);
+    run.run(Method::kOverlap, Mode::kPlainGemm);
+    for (int call = 0; call < 3; ++call) {
+      const double us = time_us(*communicator, [&] { run.run(Method::kOverlap, Mode::kPlainGemm); });
+      if (communicator->rank() == 0) gemm_us.push_back(us);
+    }
+  });
+  const double transfer_us =
+      std::max(1.0, kShare * core::median(gemm_us) - static_cast<double>(p.ranks) * latency_us);
+  const double bytes = wire_bytes(p);
+  if (bytes == 0) return {};
+  return {.bandwidth_gbps = bytes / transfer_us / 1e3, .latency_us = latency_us};
+}
+
+SlicedResult measure(const SlicedProblem& p, const SlicedRun& options) {
+  const std::vector<Inputs> inputs = make_inputs(p);
+  SlicedResult result;
+  result.link = options.link_is_auto ? matching_link(p, inputs, options.link.latency_us) : options.link;
+  std::mutex mutex;
+  run_ranks(static_cast<int>(p.ranks), {.link = result.link},
+            [&](std::shared_ptr<Communicator> communicator) {
+              SlicedRank run(communicator, p, inputs);
+              std::vector<double> gemm, communication, serial, sliced, overlap;
+              const auto checked = [&] {
+                const Matrix serial_out = run.run_afresh(Method::kSerial);
+                double error = 0;
+                std::string wrong;
+                if (run.has_sliced())
+                  wrong = run.check(run.run_afresh(Method::kSliced), Method::kSliced, error);
+                Timeline timeline;
+                const Matrix& out = run.run_afresh(Method::kOverlap, &timeline);
+                if (wrong.empty()) wrong = run.check(out, Method::kOverlap, error);
+                const std::lock_guard lock(mutex);
+                if (result.wrong.empty()) result.wrong = wrong;
+                result.max_error = std::max(result.max_error, error);
+                result.equals_serial = result.equals_serial && out == serial_out;
+                result.threads = run.num_threads();
+                result.timeline.spans.insert(result.timeline.spans.end(), timeline.spans.begin(),
+                                             timeline.spans.end());
+              };
+              for (std::int64_t i = 0; i < options.iterations; ++i) {
+                const auto timed = [&](std::vector<double>& times, Method method, Mode mode) {
+                  times.push_back(time_us(*communicator, [&] { run.run(method, mode); }));
+                };
+                timed(serial, Method::kSerial, Mode::kRun);
+                timed(sliced, run.has_sliced() ? Method::kSliced : Method::kSerial, Mode::kRun);
+                timed(overlap, Method::kOverlap, Mode::kRun);
+                timed(gemm, Method::kOverlap, Mode::kPlainGemm);
+                timed(communication, Method::kSerial, Mode::kCommunicationOnly);
+              }
+              checked();
+              if (communicator->rank() != 0) return;
+              const std::lock_guard lock(mutex);
+              result.gemm_us = core::median(gemm);
+              result.communication_us = core::median(communication);
+              result.serial_us = core::median(serial);
+              result.sliced_us = core::median(sliced);
+              result.overlap_us = core::median(overlap);
+            });
+  return result;
+}
+
+void print_result(const SlicedProblem& p, const SlicedRun& options, const SlicedResult& r) {
+  if (options.json) {
+    print_json({{"op", name_of(p.op)},
+                {"ranks", p.ranks},
+                {"threads", r.threads},
+                {"m", p.m},
+                {"n", p.n},
+                {"k", p.k},
+                {"dtype", p.dtype},
+                {"link_gbps", r.link.bandwidth_gbps},
+                {"link_latency_us", r.link.latency_us},
+                {"iterations", options.iterations},
+                {"gemm_us", r.gemm_us},
+                {"communication_us", r.communication_us},
+                {"serial_us", r.serial_us},
+                {"sliced_us", r.sliced_us},
+                {"overlap_us", r.overlap_us},
+                {"exposed_us", r.exposed_us()},
+                {"exposed_share", r.share_of(r.overlap_us)},
+                {"sliced_exposed_share", r.share_of(r.sliced_us)},
+                {"speedup", r.serial_us / r.overlap_us},
+                {"max_error", r.max_error},
+                {"correct", r.wrong.empty()},
+                {"equals_serial", r.equals_serial},
+                {"seed", p.seed}});
+    return;
+  }
+  const auto row = [&](double us) {
+    return fmt::format("{}, exposed communication {} ({:.1f} % of it)", text_of_us(us),
+                       text_of_us(std::max(0.0, us - r.gemm_us)), 100 * r.share_of(us));
+  };
+  fmt::print("{}",
+             to_table({{"operator", text_of(p)},
+                       {"machine", fmt::format("cpu backend, {} compute thread{} per rank", r.threads,
+                                               r.threads == 1 ? "" : "s")},
+                       {"link", r.link.bandwidth_gbps == 0
+                                    ? "not paced: copies in memory"
+                                    : fmt::format("paced to {:.3g} GB/s and {:.3g} us per transfer",
+                                                  r.link.bandwidth_gbps, r.link.latency_us)},
+                       {"", ""},
+                       {"GEMM alone", text_of_us(r.gemm_us)},
+                       {"communication alone", text_of_us(r.communication_us) + "  (as one collective)"},
+                       {"serial", row(r.serial_us)},
+                       {fmt::format("{} slices", p.baseline_slices), row(r.sliced_us)},
+                       {"tail-free", row(r.overlap_us)},
+                       {"speed-up", fmt::format("{:.2f}x over serial, {:.2f}x over slices",
+                                                r.serial_us / r.overlap_us, r.sliced_us / r.overlap_us)},
+                       {"result", r.wrong.empty()
+                                      ? fmt::format("correct on every rank: max error {:.2g}{}", r.max_error,
+                                                    r.equals_serial ? "; same bits as serial" : "")
+                                      : "WRONG: " + r.wrong}}));
+}
+
+int run_sliced(const SlicedProblem& p, const SlicedRun& options) {
+  if (!options.trace_path.empty()) require_writable("--trace", options.trace_path);
+  const SlicedResult result = measure(p, options);
+  if (!options.trace_path.empty()) {
+    write_file("--trace", options.trace_path,
+               [&](std::ostream& out) { write_chrome_trace(result.timeline, out); });
+  }
+  print_result(p, options, result);
+  if (result.wrong.empty() && result.equals_serial) return kExitSuccess;
+  fmt::print(stderr, "flashoverlap: wrong result: {}\n",
+             result.wrong.empty() ? "tail-free and serial differ" : result.wrong);
+  return kExitFailure;
+}
+
+}  // namespace
+
+void add_sliced_run(CLI::App& parent, Action& action) {
+  add_sliced_subcommands(parent, action, [](CLI::App& sub, const std::shared_ptr<SlicedProblem>& problem) {
+    const auto run = std::make_shared<SlicedRun>();
+    add_integer(sub, "--iterations", run->iterations, {1, 1'000'000}, "Measured calls of each kind")
+        ->default_str(std::to_string(run->iterations));
+    sub.add_option_function<std::string>(
+           "--link-gbps",
+           [run](const std::string& text) {
+             run->link_is_auto = text == "auto";
+             constexpr double kMost = 1e6;
+             if (!run->link_is_auto) run->link.bandwidth_gbps = parse_number("--link-gbps", text, 0, kMost);
+           },
+           "Pace each rank's link to so many 1e9 bytes a second; 0: not paced;\n"
+           "auto: such that communication takes 0.9 of the GEMM")
+        ->type_name("auto|NUMBER")
+        ->default_str("auto");
+    constexpr double kMostUs = 1e6;
+    add_number(sub, "--link-latency-us", run->link.latency_us, 0, kMostUs, "Latency of each transfer")
+        ->default_str("10");
+    sub.add_flag("--json", run->json, "Print one JSON object instead of the table");
+    sub.add_option("--trace", run->trace_path, "Write the last tail-free call as Chrome trace events")
+        ->type_name("FILE");
+    return Action([=] { return run_sliced(*problem, *run); });
+  });
+}
+
+}  // namespace flashoverlap::cli
