@@ -50,6 +50,7 @@ std::string describe(const char* call, const TransferLabel& label, int rank, int
   std::string text = fmt::format("nccl {} on rank {} of {}", call, rank, size);
   if (!label.operation.empty()) text += fmt::format(" for {}", label.operation);
   if (label.group >= 0) text += fmt::format(", group {}", label.group);
+  if (label.transfer >= 0) text += fmt::format(", transfer {}", label.transfer);
   return text;
 }
 
