@@ -3,7 +3,7 @@
 # for management (as it is), so that MPI runs over TCP between them and a data link can be cut.
 #
 #   network_hosts.sh up HOSTS [RATE [DELAY]]     for example: up 4 1gbit 50us
-#   network_hosts.sh run COMMAND…                mpirun COMMAND with one rank on each host
+#   network_hosts.sh run COMMAND…                mpirun COMMAND with one rank on each host, and all FLASHOVERLAP_ variables
 #   network_hosts.sh exec HOST COMMAND…          COMMAND on host 1, 2, …
 #   network_hosts.sh link HOST down|up           cuts the host's data link, or mends it
 #   network_hosts.sh down
@@ -110,7 +110,9 @@ run() {
   trap 'rm -f "$agent_script"' EXIT
   printf '#!/bin/sh\nFO_HOSTS_PREFIX=%q exec %q agent "$@"\n' "$prefix" "$(realpath "${BASH_SOURCE[0]}")" > "$agent_script"
   chmod +x "$agent_script"
-  mpirun --allow-run-as-root --host "$list" --mca plm_rsh_agent "$agent_script" --mca plm rsh --mca orte_keep_fqdn_hostnames 1 \
+  local forwarded=() name
+  for name in $(compgen -e FLASHOVERLAP_); do forwarded+=(-x "$name"); done
+  mpirun "${forwarded[@]}" --allow-run-as-root --host "$list" --mca plm_rsh_agent "$agent_script" --mca plm rsh --mca orte_keep_fqdn_hostnames 1 \
     --mca oob_tcp_if_include "$subnet_of_management.0/24" --mca pml ob1 --mca btl self,tcp \
     --mca btl_tcp_if_include "$subnet_of_data.0/24" --mca orte_enable_recovery 1 \
     --mca rmaps_base_mapping_policy node --bind-to none "$@"
