@@ -402,6 +402,23 @@ TEST(Command, DoctorSaysWhatThereIs) {
             "FLASHOVERLAP_NCCL_LIBRARY names /nonexistent/nccl.so, which cannot be loaded as NCCL");
 }
 
+// Otherwise every process would be a job of its own, and each would report a result.
+TEST(Command, ALauncherThatMpiDoesNotFindIsRefused) {
+#ifdef FLASHOVERLAP_SANITIZED
+  GTEST_SKIP() << "initialises MPI";
+#endif
+  const ProcessOptions foreign{
+      .environment = {
+          {"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}}};
+  const ProcessResult result = run(std::string("run") + kTiny, foreign);
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(result.out, "");
+  const bool has_mpi = result.err.find("built without MPI") == std::string::npos;
+  const char* expected =
+      has_mpi ? "the environment of Hydra says that this is process 0 of 2, but " : "one of 2 processes";
+  EXPECT_NE(result.err.find(expected), std::string::npos) << result.err;
+}
+
 // known-faults.md, B35.
 TEST(Command, EnvironmentIsReadStrictly) {
   const std::string line = std::string("run --json") + kTiny;
