@@ -208,7 +208,7 @@ std::string mpi_library_name() {
   int length = 0;
   comm::mpi::check(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
   const std::string whole(text.data(), static_cast<std::size_t>(length));
-  const std::string name = whole.substr(0, whole.find_first_of(",\n"));
+  std::string name = whole.substr(0, whole.find_first_of(",\n"));
   constexpr std::string_view kMpich = "MPICH Version:\t";
   if (name.starts_with(kMpich)) return "MPICH " + name.substr(kMpich.size());
   return name;
