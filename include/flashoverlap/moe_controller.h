@@ -25,8 +25,9 @@ struct MoeControllerOptions {
   std::int64_t total_units = 0;
   /// A backlog beyond this share of the second GEMM's time asks for more communication.
   double high_backlog = 0.05;
-  /// Consumers idle for more than this share, with a backlog below half of high_backlog, ask for less.
-  double high_idle = 0.8;
+  /// Consumers that would still be idle for more than this share of the time with one fewer, and leave a
+  /// backlog below half of high_backlog, ask for less.
+  double high_idle = 0.15;
   /// Calls in a row that must ask for the same before anything changes: hysteresis.
   std::int64_t patience = 2;
 };

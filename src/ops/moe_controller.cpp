@@ -11,6 +11,9 @@
 namespace flashoverlap {
 namespace {
 
+// The fewest consumers cannot become fewer, but may put larger segments when they mostly wait.
+constexpr double kMostlyIdle = 0.8;
+
 // A step that costs more than this is taken back …
 constexpr double kWorse = 1.05;
 // … and may be tried again once calls take this much longer or shorter than before it.
@@ -66,9 +69,14 @@ void MoeController::set_units() {
 MoeController::Wish MoeController::wish_of(const MoeObservation& observation) const {
   const double limit = options_.high_backlog * observation.producer_us;
   if (observation.backlog_us > limit) return Wish::kMore;
-  if (observation.consumer_idle > options_.high_idle && observation.backlog_us < limit / 2)
-    return Wish::kLess;
-  return Wish::kStay;
+  if (observation.backlog_us >= limit / 2) return Wish::kStay;
+  if (setting_.consumers <= options_.min_consumers) {
+    return observation.consumer_idle > kMostlyIdle ? Wish::kLess : Wish::kStay;
+  }
+  // The same puts on one consumer fewer.
+  const auto consumers = static_cast<double>(setting_.consumers);
+  const double busy = (1 - observation.consumer_idle) * consumers / (consumers - 1);
+  return 1 - busy > options_.high_idle ? Wish::kLess : Wish::kStay;
 }
 
 bool MoeController::step(Wish wish, MoeSetting& next) const {
