@@ -13,6 +13,9 @@
 // partitions that the predictor likes best are tried, and the best of them is taken; then serial and
 // overlapped are timed in turn. A batch is `kCalls` calls back to back, timed by events on each rank's
 // stream; a case's time is the slowest rank's; tables have medians of batches.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -25,6 +28,7 @@
 #include <thread>
 
 #include "check.h"
+#include "core/median.h"
 #include "cuda_stream.h"
 #include "device.h"
 #include "flashoverlap/cuda_context.h"
@@ -127,10 +131,7 @@ Settings read_settings(int argc, char** argv) {
   return settings;
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0 : values[values.size() / 2];
-}
+using core::median;
 
 struct Times {
   double cublas = 0, plain = 0,
@@ -471,9 +472,7 @@ class Bench {
 };
 
 std::string text_of(const std::vector<std::int64_t>& values) {
-  std::string text;
-  for (const std::int64_t value : values) text += (text.empty() ? "" : ",") + std::to_string(value);
-  return text;
+  return fmt::format("{}", fmt::join(values, ","));
 }
 
 void print(const Result& r) {
@@ -508,12 +507,13 @@ void append_json(std::ostream& out, const Result& r, const Settings& settings) {
 int run(const Settings& settings) {
   cudaDeviceProp properties{};
   FLASHOVERLAP_CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+  const bool is_nccl = settings.kind == CommunicatorKind::kNccl;
+  const std::string version =
+      is_nccl ? fmt::format(" {}", cuda::nccl_version_text(cuda::nccl().version)) : std::string{};
   std::printf(
       "# %s, %d SMs; communicator %s%s; %d SMs for communication, shared; bf16; times in us, medians of %d "
       "batches of %d calls\n",
-      properties.name, properties.multiProcessorCount, gpu_test::name_of(settings.kind),
-      settings.kind == CommunicatorKind::kNccl ? (" " + cuda::nccl_version_text(cuda::nccl().version)).c_str()
-                                               : "",
+      properties.name, properties.multiProcessorCount, gpu_test::name_of(settings.kind), version.c_str(),
       settings.communication_sms, settings.rounds, kCalls);
   std::printf(
       "# epilogue %s; ratio: communication / cuBLAS; speed: serial / overlap; share: speed / (serial / "
