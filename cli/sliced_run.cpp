@@ -73,7 +73,7 @@ std::vector<Inputs> make_inputs(const SlicedProblem& p) {
   return inputs;
 }
 
-std::unique_ptr<GemmOperator> make_operator(Context& context, const SlicedProblem& p) {
+std::unique_ptr<GemmOperator> make_sliced_operator(Context& context, const SlicedProblem& p) {
   const BaselineOptions baseline{.num_slices = p.baseline_slices};
   const GemmOptions gemm = gemm_options(p);
   const SliceOptions slices = slice_options(p);
@@ -115,7 +115,7 @@ class SlicedRank {
         inputs_(inputs),
         rank_(static_cast<std::size_t>(communicator->rank())),
         context_(std::move(communicator), context_options(p)),
-        op_(cli::make_operator(context_, p)),
+        op_(make_sliced_operator(context_, p)),
         out_(op_->output_rows(), op_->plan().output_cols, parse_dtype(p.dtype)) {
     const auto world = static_cast<std::int32_t>(p.ranks);
     const bool columns = p.op == SlicedOp::kShardedWeight || p.op == SlicedOp::kHeads;
