@@ -33,9 +33,11 @@ from .errors import (
 )
 from .moe import MoeLayer, Routing, moe_layer, route, routing
 from .operators import (
+    AllGatherGemm,
     GemmAllReduce,
     GemmAllToAll,
     GemmReduceScatter,
+    all_gather_gemm,
     gemm_all_reduce,
     gemm_all_to_all,
     gemm_reduce_scatter,
@@ -56,6 +58,7 @@ from .planning import (
 from .ranks import Communicator, run_ranks
 
 __all__ = [
+    "AllGatherGemm",
     "ArgumentTypeError",
     "BadArgumentError",
     "Choice",
@@ -80,6 +83,7 @@ __all__ = [
     "Tuning",
     "UnsupportedError",
     "__version__",
+    "all_gather_gemm",
     "errors",
     "gemm_all_reduce",
     "gemm_all_to_all",

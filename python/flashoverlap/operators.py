@@ -70,10 +70,11 @@ class _Shape:
     tile: tuple[int, ...]
     partition: tuple[int, ...]
     rows: str = "contiguous"
+    overlap: str = "signal"
 
     def __str__(self) -> str:
-        m = "" if self.operation == "gemm-all-to-all" else f"m={self.m} "
-        rows = f" rows={self.rows}" if self.operation == "gemm-reduce-scatter" else ""
+        m = "" if self.operation in ("gemm-all-to-all", "all-gather-gemm") else f"m={self.m} "
+        rows = f" rows={self.rows} overlap={self.overlap}" if self.operation == "gemm-reduce-scatter" else ""
         tile = "x".join(map(str, self.tile)) or "auto"
         partition = ",".join(map(str, self.partition)) or "auto"
         return f"{self.operation} {m}n={self.n} k={self.k} {self.dtype}{rows} tile={tile} partition={partition}"
@@ -97,6 +98,7 @@ class _Epilogue:
 
 _ACTIVATIONS = ("none", "relu", "gelu", "silu")
 _METHODS = ("auto", "overlap", "serial")
+_SCATTER_METHODS = (*_METHODS, "signal", "tail-free")
 
 
 def _check_epilogue(epilogue: _Epilogue) -> None:
@@ -110,9 +112,17 @@ def _check_epilogue(epilogue: _Epilogue) -> None:
         raise BadArgumentError("residual_out is given without residual; expected both, or neither")
 
 
-def _check_method(method: str) -> None:
-    if method not in _METHODS:
-        raise BadArgumentError(f"method is {method!r}; expected one of {', '.join(_METHODS)}")
+def _check_method(method: str, operation: str = "") -> None:
+    accepted = _SCATTER_METHODS if operation == "gemm-reduce-scatter" else _METHODS
+    if method not in accepted:
+        raise BadArgumentError(f"method is {method!r}; expected one of {', '.join(accepted)}")
+
+
+def _overlap_of(operation: str, method: str) -> str:
+    """How it overlaps where there is a choice: signal, tail-free or auto."""
+    if operation != "gemm-reduce-scatter":
+        return "signal"
+    return method if method in ("signal", "tail-free") else "auto"
 
 
 def _check_stream(stream: Any) -> None:
@@ -215,7 +225,9 @@ class _GemmOperator:
 
     _NAME = ""
 
-    def __init__(self, comm: Communicator, shape: _Shape, destinations: Sequence[int] = ()) -> None:
+    def __init__(
+        self, comm: Communicator, shape: _Shape, destinations: Sequence[int] = (), sizes: Sequence[int] = ()
+    ) -> None:
         if not isinstance(comm, Communicator):
             raise ArgumentTypeError(f"comm is a {type(comm).__name__}; expected a flashoverlap.Communicator")
         self._shape = shape
@@ -230,7 +242,9 @@ class _GemmOperator:
             list(shape.tile),
             list(shape.partition),
             shape.rows,
+            shape.overlap,
             list(destinations),
+            list(sizes),
         )
 
     @property
@@ -240,8 +254,12 @@ class _GemmOperator:
 
     def plan(self, method: str = "auto") -> Plan:
         """What this rank carries out."""
+        return Plan(self._core.plan_json(self._how(method)))
+
+    def _how(self, method: str) -> str:
+        """ "overlap" or "serial". An operator has one way to overlap, chosen when it was made."""
         _check_method(method)
-        return Plan(self._core.plan_json(method))
+        return "serial" if method == "serial" else "overlap"
 
     def __call__(
         self,
@@ -263,13 +281,13 @@ class _GemmOperator:
 
         timeline: what ran where and when is added to it.
         """
-        _check_method(method)
+        how = self._how(method)
         _check_stream(stream)
         epilogue = _Epilogue(bias, activation, residual, residual_out, rms_norm_weight, rms_norm_eps)
         inputs = _view_inputs(a, b, epilogue)
         _require_problem(inputs, self._shape.m, self._shape.n, self._shape.k, self._shape.dtype)
         outputs = _view_outputs(a, inputs, out, epilogue, self.output_rows)
-        _run(self._core, inputs, outputs, epilogue, method, timeline)
+        _run(self._core, inputs, outputs, epilogue, how, timeline)
         return _arrays.like_framework(outputs.out, a) if out is None else out
 
     def __repr__(self) -> str:
@@ -285,12 +303,15 @@ def _shape_of(
     tile: Tile,
     partition: Partition,
     rows: str = "contiguous",
+    overlap: str = "signal",
 ) -> _Shape:
     for name, value in (("m", m), ("n", n), ("k", k)):
         if not hasattr(value, "__index__") or value < 0:
             raise BadArgumentError(f"{name} is {value!r}; expected an integer >= 0")
     if rows not in ("contiguous", "block-cyclic"):
         raise BadArgumentError(f"rows is {rows!r}; expected 'contiguous' or 'block-cyclic'")
+    if overlap == "tail-free" and (rows != "contiguous" or not isinstance(partition, str)):
+        raise BadArgumentError("method 'tail-free' has contiguous rows and no partition; expected 'signal' or 'auto'")
     return _Shape(
         operation,
         int(m),
@@ -300,6 +321,7 @@ def _shape_of(
         tuple(_tile_list(tile)),
         tuple(_partition_list(partition)),
         rows,
+        overlap,
     )
 
 
@@ -321,7 +343,7 @@ class GemmAllReduce(_GemmOperator):
 
 
 class GemmReduceScatter(_GemmOperator):
-    """``gemm_reduce_scatter`` for repeated calls of one shape. Making it is collective."""
+    """``gemm_reduce_scatter`` for repeated calls of one shape. Making it is collective; ``method`` is chosen here."""
 
     def __init__(
         self,
@@ -332,10 +354,14 @@ class GemmReduceScatter(_GemmOperator):
         k: int,
         dtype: Any = "float32",
         rows: str = "contiguous",
+        method: str = "auto",
         tile: Tile = None,
         partition: Partition = "auto",
     ) -> None:
-        super().__init__(comm, _shape_of("gemm-reduce-scatter", m, n, k, dtype, tile, partition, rows))
+        operation = "gemm-reduce-scatter"
+        _check_method(method, operation)
+        overlap = _overlap_of(operation, method)
+        super().__init__(comm, _shape_of(operation, m, n, k, dtype, tile, partition, rows, overlap))
 
     def owned_rows(self) -> list[int]:
         """Global row of each output row of this rank, ascending."""
@@ -443,11 +469,13 @@ class _Call:
         return None
 
     def check(self) -> tuple[tuple[_Shape, _Inputs, _Outputs | None, list[int]], str, str]:
-        _check_method(self.method)
+        _check_method(self.method, self.operation)
         _check_stream(self.stream)
         inputs = _view_inputs(self.a, self.b, self.epilogue)
         m, k = inputs.a.shape
-        shape = _shape_of(self.operation, m, inputs.b.shape[0], k, inputs.a.dtype, self.tile, self.partition, self.rows)
+        overlap = _overlap_of(self.operation, self.method)
+        n = inputs.b.shape[0]
+        shape = _shape_of(self.operation, m, n, k, inputs.a.dtype, self.tile, self.partition, self.rows, overlap)
         destinations: list[int] = []
         if self.operation == "gemm-all-to-all":
             destinations = _destination_list(self.destinations, self.comm.size)
@@ -478,7 +506,8 @@ class _Call:
         else:  # Only now it is known how many rows come.
             rows = operator.output_rows
             outputs, _ = _agree(self.comm, self.operation, lambda: (self.view_outputs(inputs, rows), "", ""))
-        _run(operator._core, inputs, outputs, self.epilogue, self.method, None)
+        how = "serial" if self.method == "serial" else "overlap"
+        _run(operator._core, inputs, outputs, self.epilogue, how, None)
         return _arrays.like_framework(outputs.out, self.a) if self.out is None else self.out
 
 
@@ -539,6 +568,8 @@ def gemm_reduce_scatter(
 ) -> Any:
     """out [owned rows, n] = epilogue(this rank's rows of the sum over ranks r of a_r [m, k] · b_r [n, k]ᵀ).
 
+    method: also "signal" (wave groups, arXiv 2504.19519) and "tail-free" (slices by direct transfers,
+    arXiv 2604.24013); "auto" takes the latter where rows are contiguous and no partition is given. The same bits all.
     rows: "contiguous": rank r of W owns rows [r·m/W, (r+1)·m/W), rounded down; "block-cyclic": each tile is cut into W
     slabs and rank r owns slab r of each (``GemmReduceScatter.owned_rows`` lists them).
     residual, residual_out and out: [owned rows, n]. Everything else: see ``gemm_all_reduce``.
@@ -587,3 +618,106 @@ def gemm_all_to_all(
         destinations=destinations,
     )
     return call.run()
+
+
+class AllGatherGemm(_GemmOperator):
+    """``all_gather_gemm`` for repeated calls of one shape. Making it is collective.
+
+    rows: of each rank's slice of a; they sum to m. None: rank r of W has [r·m/W, (r+1)·m/W), rounded down.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        *,
+        m: int,
+        n: int,
+        k: int,
+        dtype: Any = "float32",
+        rows: Sequence[int] | None = None,
+        tile: Tile = None,
+    ) -> None:
+        shape = _shape_of("all-gather-gemm", m, n, k, dtype, tile, "auto")
+        sizes = _integers(rows or [], "rows", "one number for each rank")
+        super().__init__(comm, shape, sizes=sizes)
+        self._rows = sizes[comm.rank] if sizes else _share(shape.m, comm.size, comm.rank)
+
+    def __call__(self, a: Any, b: Any, *, gathered: Any = None, **options: Any) -> Any:
+        """a: this rank's slice, [rows, k]. gathered: [m, k], C-contiguous, gets all slices."""
+        whole = _arrays.empty_like(a, [self._shape.m, self._shape.k]) if gathered is None else gathered
+        slice_view = _arrays.view(a, "a", ndim=2)
+        _arrays.require_shape(slice_view, [self._rows, self._shape.k], "[rows of this rank, k]")
+        whole_view = _arrays.view(whole, "gathered", ndim=2, writable=True)
+        _arrays.require_dtype(whole_view, slice_view)
+        _arrays.require_shape(whole_view, [self._shape.m, self._shape.k], "[m, k]")
+        self._core.place_slice(slice_view, whole_view)
+        out = super().__call__(whole, b, **options)
+        return _arrays.like_framework(out, a) if options.get("out") is None else out
+
+
+def all_gather_gemm(
+    a: Any,
+    b: Any,
+    *,
+    comm: Communicator,
+    gathered: Any = None,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    residual_out: Any = None,
+    rms_norm_weight: Any = None,
+    rms_norm_eps: float = 1e-6,
+    method: str = "auto",
+    tile: Tile = None,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """out [m, n] = epilogue(all ranks' a_r [m_r, k], one after the other, · b [n, k]ᵀ), b this rank's own.
+
+    A column-parallel linear layer behind sequence parallelism: slices of a arrive while the GEMM runs, this rank's own
+    first (arXiv 2604.24013). m_r may differ between ranks and be 0. gathered: [m, k], C-contiguous, gets all slices.
+    method: "overlap" ("auto") or "serial". Everything else: see ``gemm_all_reduce``.
+    """
+    if not isinstance(comm, Communicator):
+        raise ArgumentTypeError(f"comm is a {type(comm).__name__}; expected a flashoverlap.Communicator")
+    epilogue = _Epilogue(bias, activation, residual, residual_out, rms_norm_weight, rms_norm_eps)
+
+    def check() -> tuple[_Shape, str, str]:
+        _check_method(method)
+        _check_stream(stream)
+        inputs = _view_inputs(a, b, epilogue)
+        m, k = inputs.a.shape
+        shape = _shape_of("all-gather-gemm", m, 0, k, inputs.a.dtype, tile, "auto")
+        return shape, f"{shape} method={'serial' if method == 'serial' else 'overlap'}", f"{m} {inputs.b.shape[0]}"
+
+    shape, owns = _agree(comm, "all-gather-gemm", check)
+    rows = [int(own.split()[0]) for own in owns]
+    columns = [int(own.split()[1]) for own in owns]
+    whole = [sum(rows), shape.k]
+    if len(set(columns)) > 1:
+        raise BadArgumentError(f"ranks disagree: b has {columns} rows on ranks 0, 1, …; expected as many on each")
+
+    def prepare() -> tuple[Any, str, str]:
+        into = _arrays.empty_like(a, whole) if gathered is None else gathered
+        view = _arrays.view(into, "gathered", ndim=2, writable=True)
+        _arrays.require_shape(view, whole, "[m, k]")
+        _arrays.require_dtype(view, _arrays.view(a, "a", ndim=2))
+        if not view.is_dense:
+            raise BadArgumentError(f"{view!r} has gaps; expected a C-contiguous array")
+        inputs = _view_inputs(into, b, epilogue)
+        outputs = _view_outputs(a, inputs, out, epilogue, whole[0])
+        for written in (outputs.out_view, outputs.residual_out):
+            if written is not None and written.overlaps(_arrays.view(a, "a", ndim=2)):
+                raise BadArgumentError(f"{written!r} overlaps a; they must lie apart")
+        return (into, view, inputs, outputs), "", ""
+
+    (_into, view, inputs, outputs), _ = _agree(comm, "all-gather-gemm", prepare)
+    key = (str(shape), tuple(rows), columns[0])
+    operator: AllGatherGemm = _operator_for(
+        comm,
+        key,
+        lambda: AllGatherGemm(comm, m=whole[0], n=columns[0], k=shape.k, dtype=shape.dtype, rows=rows, tile=tile),
+    )
+    operator._core.place_slice(_arrays.view(a, "a", ndim=2), view)
+    _run(operator._core, inputs, outputs, epilogue, "serial" if method == "serial" else "overlap", None)
+    return _arrays.like_framework(outputs.out, a) if out is None else out

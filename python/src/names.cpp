@@ -38,6 +38,13 @@ Method parse_method(std::string_view name) {
                           std::pair(std::string_view("serial"), Method::kSerial)});
 }
 
+OverlapMethod parse_overlap(std::string_view name) {
+  return parse("overlap", name,
+               std::array{std::pair(std::string_view("auto"), OverlapMethod::kAuto),
+                          std::pair(std::string_view("signal"), OverlapMethod::kSignal),
+                          std::pair(std::string_view("tail-free"), OverlapMethod::kTailFree)});
+}
+
 RowOwnership parse_rows(std::string_view name) {
   return parse("rows", name,
                std::array{std::pair(std::string_view("contiguous"), RowOwnership::kContiguous),

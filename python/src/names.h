@@ -11,6 +11,7 @@ namespace flashoverlap::python {
 
 [[nodiscard]] Activation parse_activation(std::string_view name);
 [[nodiscard]] Method parse_method(std::string_view name);
+[[nodiscard]] OverlapMethod parse_overlap(std::string_view name);
 [[nodiscard]] RowOwnership parse_rows(std::string_view name);
 [[nodiscard]] TransferKind parse_collective(std::string_view name);
 

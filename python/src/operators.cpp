@@ -5,6 +5,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -29,6 +30,7 @@ struct Operator {
   std::shared_ptr<GuardedContext> context;
   std::unique_ptr<GemmOperator> gemm;
   std::vector<std::int64_t> rows_from;  ///< All-to-all only.
+  std::int64_t first_row = 0;           ///< All-gather only: of this rank's slice.
 
   Operator(std::shared_ptr<GuardedContext> context_, std::unique_ptr<GemmOperator> gemm_)
       : context(std::move(context_)), gemm(std::move(gemm_)) {}
@@ -58,8 +60,7 @@ void use_tuner(GuardedContext& self, const std::optional<std::string>& machine, 
   options.cache_path = cache_path;
   options.identity = {.device = device, .driver = "", .libraries = {{"blas", cpu_blas_name()}}};
   options.communicator = std::string(self.context.communicator().name());
-  const nb::callable sink = warn;
-  options.warn = [sink](const std::string& text) {
+  options.warn = [sink = warn](const std::string& text) {
     const nb::gil_scoped_acquire acquire;
     sink(text);
   };
@@ -88,28 +89,37 @@ GemmOptions gemm_options(std::int64_t m, std::int64_t n, std::int64_t k, const s
   return options;
 }
 
+/// What only some operators have.
+struct Special {
+  RowOwnership rows = RowOwnership::kContiguous;
+  OverlapMethod overlap = OverlapMethod::kSignal;
+  std::vector<std::int32_t> destinations;
+  std::vector<std::int64_t> sizes;  ///< All-gather: rows of each rank.
+};
+
 std::unique_ptr<Operator> make_gemm(const std::shared_ptr<GuardedContext>& context, const std::string& name,
-                                    const GemmOptions& options, RowOwnership rows,
-                                    const std::vector<std::int32_t>& destinations) {
-  std::unique_ptr<GemmOperator> gemm;
-  std::vector<std::int64_t> rows_from;
-  {
-    const nb::gil_scoped_release release;
-    const auto lock = context->enter();
-    if (name == "gemm-all-reduce") {
-      gemm = std::make_unique<GemmAllReduce>(context->context, options);
-    } else if (name == "gemm-reduce-scatter") {
-      gemm = std::make_unique<GemmReduceScatter>(context->context, options, rows);
-    } else if (name == "gemm-all-to-all") {
-      auto all_to_all = std::make_unique<GemmAllToAll>(context->context, options, destinations);
-      rows_from = all_to_all->rows_from();
-      gemm = std::move(all_to_all);
-    } else {
-      core::fail(ErrorKind::kInternal, "operator '{}' is not known", name);
-    }
+                                    const GemmOptions& options, const Special& special) {
+  auto made = std::make_unique<Operator>(context, nullptr);
+  const nb::gil_scoped_release release;
+  const auto lock = context->enter();
+  if (name == "gemm-all-reduce") {
+    made->gemm = std::make_unique<GemmAllReduce>(context->context, options);
+  } else if (name == "gemm-reduce-scatter" && special.rows == RowOwnership::kContiguous) {
+    made->gemm = std::make_unique<GemmReduceScatter>(context->context, options, special.overlap);
+  } else if (name == "gemm-reduce-scatter") {
+    made->gemm = std::make_unique<GemmReduceScatter>(context->context, options, special.rows);
+  } else if (name == "gemm-all-to-all") {
+    auto all_to_all = std::make_unique<GemmAllToAll>(context->context, options, special.destinations);
+    made->rows_from = all_to_all->rows_from();
+    made->gemm = std::move(all_to_all);
+  } else if (name == "all-gather-gemm") {
+    const SliceOptions slices{.sizes = special.sizes, .parts = 0};
+    auto all_gather = std::make_unique<AllGatherGemm>(context->context, options, slices);
+    made->first_row = all_gather->first_row();
+    made->gemm = std::move(all_gather);
+  } else {
+    core::fail(ErrorKind::kInternal, "operator '{}' is not known", name);
   }
-  auto made = std::make_unique<Operator>(context, std::move(gemm));
-  made->rows_from = std::move(rows_from);
   return made;
 }
 
@@ -164,6 +174,26 @@ void run(Operator& self, const Array& a, const Array& b, const Array& out, const
   self.gemm->run(operands, parse_method(method), Mode::kRun, timeline);
 }
 
+/// Puts this rank's rows of an all-gather into their place in the whole matrix, which is dense.
+void place_slice(const Operator& self, const Array& slice, const Array& whole) {
+  const nb::gil_scoped_release release;
+  if (!whole.is_dense() || !whole.writable || slice.dtype != whole.dtype || slice.shape.size() != 2 ||
+      whole.shape.size() != 2 || slice.shape[1] != whole.shape[1] ||
+      self.first_row + slice.shape[0] > whole.shape[0]) {
+    core::fail(ErrorKind::kBadArgument, "{} does not fit into {} from row {} on", slice.description(),
+               whole.description(), self.first_row);
+  }
+  const RowMajorInput rows(&slice);
+  const std::int64_t element = size_of(slice.dtype);
+  const auto row_bytes = static_cast<std::size_t>(slice.shape[1] * element);
+  if (row_bytes == 0) return;
+  for (std::int64_t row = 0; row < slice.shape[0]; ++row) {
+    std::byte* to = whole.data + (self.first_row + row) * whole.shape[1] * element;
+    const auto* from = static_cast<const std::byte*>(rows.data()) + row * rows.row_stride() * element;
+    if (to != from) std::memmove(to, from, row_bytes);
+  }
+}
+
 }  // namespace
 
 void bind_operators(nb::module_& module) {
@@ -188,18 +218,20 @@ void bind_operators(nb::module_& module) {
           },
           nb::arg("method"))
       .def_prop_ro("output_rows", [](const Operator& self) { return self.gemm->output_rows(); })
+      .def("place_slice", place_slice, nb::arg("slice"), nb::arg("whole"))
       .def_ro("rows_from", &Operator::rows_from);
   module.def(
       "make_operator",
       [](const std::shared_ptr<GuardedContext>& context, const std::string& name, std::int64_t m,
          std::int64_t n, std::int64_t k, const std::string& dtype, const std::vector<std::int64_t>& tile,
-         const std::vector<std::int64_t>& partition, const std::string& rows,
-         const std::vector<std::int32_t>& destinations) {
-        return make_gemm(context, name, gemm_options(m, n, k, dtype, tile, partition), parse_rows(rows),
-                         destinations);
+         const std::vector<std::int64_t>& partition, const std::string& rows, const std::string& overlap,
+         const std::vector<std::int32_t>& destinations, const std::vector<std::int64_t>& sizes) {
+        return make_gemm(context, name, gemm_options(m, n, k, dtype, tile, partition),
+                         {parse_rows(rows), parse_overlap(overlap), destinations, sizes});
       },
       nb::arg("context"), nb::arg("name"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("dtype"),
-      nb::arg("tile"), nb::arg("partition"), nb::arg("rows"), nb::arg("destinations"));
+      nb::arg("tile"), nb::arg("partition"), nb::arg("rows"), nb::arg("overlap"), nb::arg("destinations"),
+      nb::arg("sizes"));
   module.def(
       "owned_rows",
       [](std::int64_t m, std::int64_t tile_m, std::int32_t world_size, std::int32_t rank,

@@ -12,7 +12,7 @@ from hypothesis import settings
 settings.register_profile("flashoverlap", deadline=None, max_examples=25, derandomize=True, print_blob=True)
 settings.load_profile("flashoverlap")
 
-_LIMIT_S = 120
+_LIMIT_S = 400
 
 
 @pytest.fixture(autouse=True)

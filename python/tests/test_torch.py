@@ -222,9 +222,9 @@ def test_replace_linear_layers():
     ("layer_class", "sequence_parallel", "forward", "backward"),
     [
         (fot.RowParallelLinear, False, {"gemm_all_reduce"}, set()),
-        (fot.RowParallelLinear, True, {"gemm_reduce_scatter"}, {"all_gather"}),
+        (fot.RowParallelLinear, True, {"gemm_reduce_scatter"}, {"all_gather_gemm"}),
         (fot.ColumnParallelLinear, False, set(), {"gemm_all_reduce"}),
-        (fot.ColumnParallelLinear, True, {"all_gather"}, {"gemm_reduce_scatter", "all_gather"}),
+        (fot.ColumnParallelLinear, True, {"all_gather_gemm"}, {"gemm_reduce_scatter", "all_gather"}),
     ],
 )
 def test_compile_keeps_the_operators_whole(layer_class, sequence_parallel, forward, backward):
@@ -269,6 +269,7 @@ def test_custom_operators_are_registered_rightly():
         tests = ("test_schema", "test_faketensor")
         torch.library.opcheck(ops.all_reduce_op, (a, b, None, number, "auto"), test_utils=tests)
         torch.library.opcheck(ops.reduce_scatter_op, (a, b, torch.ones(4), number, "auto"), test_utils=tests)
+        torch.library.opcheck(ops.all_gather_gemm_op, (a, b, None, 5, number, "auto"), test_utils=tests)
         torch.library.opcheck(ops.all_gather_op, (a, 5, number), test_utils=tests)
 
     fo.run_ranks(1, on_rank)
@@ -330,6 +331,11 @@ GROUP_PROGRAM = """
             np.testing.assert_array_equal(part, whole[rank * m // size : (rank + 1) * m // size])
         to = np.arange(m) % size
         rows = [d1_a(r, m, k) @ d1_b(r, n, k).T for r in range(size)]
+        for method in ("signal", "tail-free"):
+            again = fo.gemm_reduce_scatter(a, b, comm=comm, tile=(16, 16), method=method)
+            np.testing.assert_array_equal(again, part)
+        gathered = fo.all_gather_gemm(d1_a(rank, m + rank, k), b, comm=comm)
+        np.testing.assert_array_equal(gathered, np.concatenate([d1_a(r, m + r, k) for r in range(size)]) @ b.T)
         out = fo.gemm_all_to_all(a, b, to, comm=comm)
         np.testing.assert_array_equal(out, np.concatenate([part[to == rank] for part in rows]))
     linear = torch.nn.Linear(12, 6)
@@ -382,7 +388,7 @@ def test_ranks_of_a_process_group(tmp_path):
             )
         )
     try:
-        outputs = [process.communicate(timeout=100)[0] for process in processes]
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -5,8 +5,8 @@ Where the gradient needs an exchange of its own, that one overlaps with its GEMM
     function              forward                       gradient of x                     gradient of the weight
     gemm_all_reduce       GEMM + all-reduce             local                             local
     copy_gemm             local                         GEMM + all-reduce                 local
-    gemm_reduce_scatter   GEMM + reduce-scatter         all-gather, then local            local, of what was gathered
-    all_gather_gemm       all-gather, then local        GEMM + reduce-scatter             local, of x gathered again
+    gemm_reduce_scatter   GEMM + reduce-scatter         all-gather + GEMM                 local, of what was gathered
+    all_gather_gemm       all-gather + GEMM             GEMM + reduce-scatter             local, of x gathered again
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import BadArgumentError
 from ..ranks import Communicator
-from .ops import all_gather_op, all_reduce_op, number_of, reduce_scatter_op, shares
+from .ops import all_gather_gemm_op, all_gather_op, all_reduce_op, number_of, reduce_scatter_op, shares
 
 _Gradients = tuple[Tensor | None, ...]
 
@@ -64,15 +64,14 @@ class _GemmReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None, comm: int, method: str) -> Tensor:
         context.save_for_backward(x, weight)
-        context.comm = comm
+        context.comm, context.method = comm, method
         result: Tensor = reduce_scatter_op(x, weight, bias, comm, method)
         return result
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> _Gradients:
         x, weight = context.saved_tensors
-        whole = all_gather_op(gradient.contiguous(), x.shape[0], context.comm)
-        of_x = whole.mm(weight) if context.needs_input_grad[0] else None
+        of_x, whole = all_gather_gemm_op(gradient, weight.t(), None, x.shape[0], context.comm, context.method)
         return (of_x, *_weight_gradient(context, whole, x), None, None)
 
 
@@ -83,8 +82,8 @@ class _AllGatherGemm(torch.autograd.Function):
     ) -> Tensor:
         context.save_for_backward(x, weight)
         context.comm, context.method, context.rows = comm, method, rows
-        whole = all_gather_op(x.contiguous(), rows, comm)
-        return torch.nn.functional.linear(whole, weight, bias)
+        out: Tensor = all_gather_gemm_op(x, weight, bias, rows, comm, method)[0]
+        return out
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> _Gradients:

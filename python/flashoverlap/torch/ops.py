@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import _arrays, _core
-from ..operators import gemm_all_reduce, gemm_reduce_scatter
+from ..operators import all_gather_gemm, gemm_all_reduce, gemm_reduce_scatter
 from ..ranks import Communicator
 
 _numbers = itertools.count(1)
@@ -60,6 +60,21 @@ def _all_gather(x: Tensor, rows: int, comm: int) -> Tensor:
     return out
 
 
+def _all_gather_gemm(
+    a: Tensor, b: Tensor, bias: Tensor | None, rows: int, comm: int, method: str
+) -> tuple[Tensor, Tensor]:
+    """The product, and the rows of all ranks."""
+    gathered = a.new_empty((rows, a.shape[1]))
+    out: Tensor = all_gather_gemm(a, b, bias=bias, comm=_communicators[comm], method=method, gathered=gathered)
+    return out, gathered
+
+
+def _fake_all_gather_gemm(
+    a: Tensor, b: Tensor, bias: Tensor | None, rows: int, comm: int, method: str
+) -> tuple[Tensor, Tensor]:
+    return a.new_empty((rows, b.shape[0])), a.new_empty((rows, a.shape[1]))
+
+
 def _fake_all_reduce(a: Tensor, b: Tensor, bias: Tensor | None, comm: int, method: str) -> Tensor:
     return a.new_empty((a.shape[0], b.shape[0]))
 
@@ -72,7 +87,7 @@ def _fake_all_gather(x: Tensor, rows: int, comm: int) -> Tensor:
     return x.new_empty((rows, x.shape[1]))
 
 
-def _register(name: str, function: Callable[..., Tensor], fake: Callable[..., Tensor]) -> Any:
+def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     if not hasattr(torch.library, "custom_op"):  # Before PyTorch 2.4: works, but torch.compile looks inside.
         return function
     operator = torch.library.custom_op(f"flashoverlap::{name}", function, mutates_args=())
@@ -82,6 +97,7 @@ def _register(name: str, function: Callable[..., Tensor], fake: Callable[..., Te
 
 all_reduce_op = _register("gemm_all_reduce", _all_reduce, _fake_all_reduce)
 reduce_scatter_op = _register("gemm_reduce_scatter", _reduce_scatter, _fake_reduce_scatter)
+all_gather_gemm_op = _register("all_gather_gemm", _all_gather_gemm, _fake_all_gather_gemm)
 all_gather_op = _register("all_gather", _all_gather, _fake_all_gather)
 
 __all__ = ["_core", "all_gather_op", "all_reduce_op", "number_of", "reduce_scatter_op", "share", "shares"]
