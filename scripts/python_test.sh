@@ -59,7 +59,11 @@ pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w "$fol
 pip_install 120 "$venv/bin/python" --force-reinstall --no-deps "$folder"/wheels/flashoverlap-*.whl
 
 say "types"
-mypy --config-file pyproject.toml "$(python -c 'import flashoverlap, os; print(os.path.dirname(flashoverlap.__file__))')"
+# As installed, with the generated stub, but elsewhere: mypy takes what lies beside it in site-packages for ours.
+rm -rf "$folder/typed"
+mkdir "$folder/typed"
+cp -r "$(cd "$folder" && python -c 'import flashoverlap, os; print(os.path.dirname(flashoverlap.__file__))')" "$folder/typed"
+(cd "$folder/typed" && mypy --config-file "$root/pyproject.toml" flashoverlap)
 
 say "a fresh environment with the wheel and NumPy: the example of the README"
 rm -rf "$folder/fresh"
