@@ -68,14 +68,14 @@ MoeReport MoeLayer::backward(const void* out_gradient, std::int64_t ldg, const M
                            gradients.routing_weights);
     }
     report.phases.gather_us = watch.lap();
-    s.run(s.backward_plans, false, s.gradient_rows, h, s.weights_or_nothing(s.transposed_down.data()), s.activated_gradient, i,
-          timeline);
+    s.run(s.backward_plans, false, s.gradient_rows, h, s.weights_or_nothing(s.transposed_down.data()),
+          s.activated_gradient, i, timeline);
     report.phases.dispatch_us = watch.lap();
     ops::activate_backward(s.pool, s.activation(), rows, dtype, s.hidden.data(), s.activated_gradient.data(),
                            s.hidden_gradient.data());
     report.phases.activation_us = watch.lap();
-    s.run_combine(s.backward_plans, s.hidden_gradient, u, s.weights_or_nothing(s.transposed_up.data()), s.result_gradient, timeline,
-                  report);
+    s.run_combine(s.backward_plans, s.hidden_gradient, u, s.weights_or_nothing(s.transposed_up.data()),
+                  s.result_gradient, timeline, report);
     s.observed = false;  // of another GEMM than the forward's
     report.phases.combine_us = watch.lap();
     ops::reduce_rows(s.pool, s.call->routing, s.call->rows, s.result_gradient.data(), h, dtype, false,

@@ -198,7 +198,8 @@ void MoeLayer::State::prepare(Plans& plans, Method method, std::int64_t dispatch
 
 const void* MoeLayer::State::weights_or_nothing(const void* weights) {
   if (count > 0) return weights;
-  const std::int64_t bytes = std::max(activation().hidden_cols(), options.intermediate) * options.hidden * element();
+  const std::int64_t bytes =
+      std::max(activation().hidden_cols(), options.intermediate) * options.hidden * element();
   if (bytes > nothing.size_bytes()) nothing.grow(bytes, label());
   return nothing.data();
 }

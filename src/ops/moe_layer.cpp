@@ -165,8 +165,8 @@ MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& r
     ops::activate_rows(s.pool, s.activation(), s.call->layout.rows, s.options.dtype, s.hidden.data(),
                        s.activated.data());
     report.phases.activation_us = watch.lap();
-    s.run_combine(s.forward_plans, s.activated, s.options.intermediate, s.weights_or_nothing(weights.down), s.results, timeline,
-                  report);
+    s.run_combine(s.forward_plans, s.activated, s.options.intermediate, s.weights_or_nothing(weights.down),
+                  s.results, timeline, report);
     report.phases.combine_us = watch.lap();
     ops::reduce_rows(s.pool, s.call->routing, s.call->rows, s.results.data(), s.options.hidden,
                      s.options.dtype, true, static_cast<std::byte*>(out), ldo * s.element());
