@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 struct Options {
   std::string fault;  // none, throw, exit, kill, stop, cut, slow, wrong-plan, out-of-memory
   std::string stage;  // start, planned, group, last
-  std::string op;     // all-reduce, reduce-scatter, all-to-all
+  std::string op;     // gemm-all-reduce, gemm-reduce-scatter, gemm-all-to-all, all-gather-gemm, tail-free
   int victim = 1;
   int ranks = 0;  // threads; 0: this process is one rank of an MPI job
   std::chrono::milliseconds timeout{2000};
@@ -106,10 +106,15 @@ class Fault {
 };
 
 std::unique_ptr<GemmOperator> make_operator(Context& context, const Options& options, bool with_wrong_plan) {
-  GemmOptions gemm{.m = kM, .n = kN, .k = kK, .tile_m = kTile, .tile_n = kTile, .partition = {16, 16, 16}};
+  GemmOptions gemm{.m = kM, .n = kN, .k = kK, .tile_m = kTile, .tile_n = kTile};
   if (with_wrong_plan) gemm.tile_n = 2 * kTile;
-  if (options.op == "all-reduce") return std::make_unique<GemmAllReduce>(context, gemm);
-  if (options.op == "reduce-scatter") return std::make_unique<GemmReduceScatter>(context, gemm);
+  if (options.op == "all-gather-gemm") return std::make_unique<AllGatherGemm>(context, gemm);
+  if (options.op == "tail-free") {
+    return std::make_unique<GemmReduceScatter>(context, gemm, OverlapMethod::kTailFree);
+  }
+  gemm.partition = {16, 16, 16};
+  if (options.op == "gemm-all-reduce") return std::make_unique<GemmAllReduce>(context, gemm);
+  if (options.op == "gemm-reduce-scatter") return std::make_unique<GemmReduceScatter>(context, gemm);
   std::vector<std::int32_t> destinations;
   for (std::int64_t row = 0; row < kM; ++row) {
     destinations.push_back(static_cast<std::int32_t>(row % context.communicator().size()));
@@ -117,23 +122,33 @@ std::unique_ptr<GemmOperator> make_operator(Context& context, const Options& opt
   return std::make_unique<GemmAllToAll>(context, gemm, destinations);
 }
 
-/// A[i,k] = 1 and B[n,k] = rank + 1 + n: every result is known.
+/// A[i,k] = 1 and B[n,k] = rank + 1 + n: every result is known. What a gather brings is not there before it.
 struct Matrices {
   std::vector<float> a = std::vector<float>(kM * kK, 1.0F);
   std::vector<float> b = std::vector<float>(kN * kK);
   std::vector<float> out;
-  explicit Matrices(int rank, std::int64_t rows) : out(static_cast<std::size_t>(rows * kN)) {
+  Matrices(int rank, std::int64_t rows) : out(static_cast<std::size_t>(rows * kN)) {
     for (std::size_t i = 0; i < b.size(); ++i)
       b[i] = static_cast<float>(rank + 1) + static_cast<float>(i / kK);
   }
+  void poison(const GemmOperator& op) {
+    std::fill(out.begin(), out.end(), -1.0F);
+    if (const auto* gather = dynamic_cast<const AllGatherGemm*>(&op)) {
+      std::fill(a.begin(), a.end(), -1.0F);
+      const auto own = a.begin() + gather->first_row() * kK;
+      std::fill(own, own + gather->num_rows() * kK, 1.0F);
+    }
+  }
 };
 
-bool is_right(const Matrices& matrices, const Options& options, GemmOperator& op, int ranks) {
+bool is_right(const Matrices& matrices, const Options& options, GemmOperator& op, int own_rank, int ranks) {
   const std::int64_t rows = op.output_rows();
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t col = 0; col < kN; ++col) {
       float expected = 0;
-      if (options.op == "all-to-all") {
+      if (options.op == "all-gather-gemm") {
+        expected = kK * static_cast<float>(own_rank + 1 + col);
+      } else if (options.op == "gemm-all-to-all") {
         // Rows come from rank 0, 1, … in equal shares.
         const auto source = static_cast<float>(row / (rows / ranks));
         expected = kK * (source + 1 + static_cast<float>(col));
@@ -173,9 +188,11 @@ void run_calls(const std::shared_ptr<Communicator>& communicator, const Options&
   operands.out = matrices.out.data();
   operands.ldo = kN;
   for (int call = 0; call < kCalls; ++call) {
-    std::fill(matrices.out.begin(), matrices.out.end(), -1.0F);
+    matrices.poison(*op);
     (*op)(operands);
-    if (!is_right(matrices, options, *op, communicator->size())) throw std::logic_error("a result is wrong");
+    if (!is_right(matrices, options, *op, rank, communicator->size())) {
+      throw std::logic_error("a result is wrong");
+    }
     fault.at("last");
   }
 }

@@ -1,0 +1,93 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "process.h"
+
+// `flashoverlap run|plan|simulate` for operators whose data travels in slices, as a user runs them.
+namespace flashoverlap {
+namespace {
+
+using Json = nlohmann::json;
+using test::run_command;
+using test::words_of;
+
+constexpr const char* kOps[] = {"all-gather-gemm", "tail-free-reduce-scatter", "sharded-weight-gemm",
+                                "gradient-reduce-scatter", "gemm-all-to-all-heads"};
+constexpr const char* kSmall = " -m 60 -n 44 -k 20 --ranks 3 --tile-m 8 --tile-n 16 --threads 1";
+
+Json json_of(const std::string& line) {
+  const auto result = run_command(words_of(line + " --json"), {});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  return Json::parse(result.out);
+}
+
+void expect_refused(const std::string& line, const std::string& message) {
+  const auto result = run_command(words_of(line), {});
+  EXPECT_EQ(result.exit_code, 2) << line;
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(result.err.substr(0, 14 + message.size()), "flashoverlap: " + message);
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1);
+}
+
+TEST(SlicedCommand, RunChecksEveryOperator) {
+  for (const std::string op : kOps) {
+    for (const char* how :
+         {" --link-gbps 0", " --link-gbps auto --link-latency-us 1", " --dtype bf16 --parts 2"}) {
+      const Json run = json_of("run " + op + kSmall + how + " --iterations 2 --baseline-slices 2");
+      EXPECT_EQ(run.at("op"), op);
+      EXPECT_EQ(run.at("correct"), true) << run;
+      EXPECT_EQ(run.at("equals_serial"), true) << run;
+      for (const char* figure : {"exposed_us", "exposed_share", "sliced_exposed_share"}) {
+        EXPECT_GE(run.at(figure), 0) << figure;
+      }
+    }
+  }
+}
+
+TEST(SlicedCommand, TableNamesWhatIsExposed) {
+  const auto result =
+      run_command(words_of(std::string("run all-gather-gemm --slices 10,0,50 --iterations 1") + kSmall), {});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  for (const char* part : {"slices 10,0,50", "tail-free", "4 slices", "exposed communication",
+                           "correct on every rank", "same bits as serial"}) {
+    EXPECT_NE(result.out.find(part), std::string::npos) << part << " in\n" << result.out;
+  }
+}
+
+TEST(SlicedCommand, PlanIsVerifiedAndReadBack) {
+  for (const std::string op : kOps) {
+    const auto text = run_command(words_of("plan " + op + kSmall + " --rank 2"), {});
+    EXPECT_EQ(text.exit_code, 0) << text.err;
+    EXPECT_NE(text.out.find("verified: the plans of all 3 ranks"), std::string::npos) << text.out;
+    EXPECT_EQ(json_of("plan " + op + kSmall).at("world_size"), 3);
+  }
+}
+
+TEST(SlicedCommand, SimulationShowsNoTailWhereCommunicationIsShort) {
+  for (const std::string op : kOps) {
+    const Json sim =
+        json_of("simulate " + op + " -m 8192 -n 8192 -k 4096 --dtype f16 --ranks 4 --machine 4x-a100-nvlink");
+    EXPECT_EQ(sim.at("simulated"), true);
+    EXPECT_GT(sim.at("gemm_us"), 0);
+    EXPECT_GT(sim.at("communication_us"), 0);
+    EXPECT_LE(sim.at("exposed_us").get<double>(), sim.at("communication_us").get<double>()) << sim;
+    EXPECT_LT(sim.at("overlap_us").get<double>(), sim.at("serial_us").get<double>()) << sim;
+  }
+}
+
+TEST(SlicedCommand, BadOptionsSayWhatIsExpected) {
+  expect_refused("run all-gather-gemm --slices 1,2 -m 60 --ranks 3 -n 4 -k 4",
+                 "rank 0: rank 0: there are 2 slice sizes (1,2); expected one for each of 3 ranks");
+  expect_refused("plan tail-free-reduce-scatter --slices 1,2,3 -m 60 --ranks 3",
+                 "slice sizes 1,2,3 sum to 6; expected 60");
+  expect_refused("plan all-gather-gemm --ranks 3 --rank 3", "--rank: '3' is not accepted");
+  expect_refused("simulate all-gather-gemm", "--machine: is needed");
+  expect_refused("run -m 5 all-gather-gemm", "--m: belongs behind 'all-gather-gemm', not before it");
+}
+
+}  // namespace
+}  // namespace flashoverlap
