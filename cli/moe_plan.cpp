@@ -83,7 +83,7 @@ struct MoeSimulation {
 
 /// One GEMM with its transfer.
 struct Phase {
-  double compute_us = 0;  ///< Tiles alone.
+  double compute_us = 0;  ///< The slowest rank's tiles, without anything to wait for.
   double serial_us = 0;
   double overlap_us = 0;
   /// Share of the transfer's own time that is hidden.
@@ -92,22 +92,6 @@ struct Phase {
     return transfer_us <= 0 ? 1 : std::clamp(1 - (overlap_us - compute_us) / transfer_us, 0.0, 1.0);
   }
 };
-
-/// The slowest rank's tiles without anything to wait for.
-double compute_alone_us(const std::vector<OverlapPlan>& plans, const MachineProfile& machine,
-                        const SimulationOptions& options) {
-  double slowest = 0;
-  for (OverlapPlan plan : plans) {
-    plan.transfers.clear();
-    plan.gates.clear();
-    plan.slices.clear();
-    plan.world_size = 1;
-    plan.rank = 0;
-    slowest = std::max(
-        slowest, simulate(std::span<const OverlapPlan>(&plan, 1), machine, options).ranks[0].compute_us);
-  }
-  return slowest;
-}
 
 Phase simulate_phase(const MoeSimulation& command, const MachineProfile& machine, const MoeCounts& counts,
                      bool second) {
@@ -121,12 +105,12 @@ Phase simulate_phase(const MoeSimulation& command, const MachineProfile& machine
   options.resources = {.compute_units = std::max<std::int64_t>(1, machine.units - consumers),
                        .communication_units = consumers};
   const auto run = [&](const std::vector<OverlapPlan>& plans) {
-    return simulate(std::span<const OverlapPlan>(plans), machine, command.simulation).total_us;
+    return simulate(std::span<const OverlapPlan>(plans), machine, command.simulation);
   };
   Phase phase;
   {
     const std::vector<OverlapPlan> plans = plans_of(options);
-    phase.overlap_us = run(plans);
+    phase.overlap_us = run(plans).total_us;
   }
   // The baseline: the same tiles on all units, then one all-to-all.
   options.padding = MoePadding::kRagged;
@@ -134,9 +118,10 @@ Phase simulate_phase(const MoeSimulation& command, const MachineProfile& machine
   options.transport = MoeTransport::kCollective;
   options.collective_groups = 1;
   options.resources = {.compute_units = machine.units, .communication_units = 0};
-  const std::vector<OverlapPlan> plans = plans_of(options);
-  phase.serial_us = run(plans);
-  phase.compute_us = compute_alone_us(plans, machine, command.simulation);
+  const SimulationResult serial = run(plans_of(options));
+  phase.serial_us = serial.total_us;
+  for (const RankSimulation& rank : serial.ranks)
+    phase.compute_us = std::max(phase.compute_us, rank.alone_us);
   return phase;
 }
 

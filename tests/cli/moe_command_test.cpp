@@ -117,18 +117,28 @@ TEST(MoeCommand, PlansAreVerifiedAndPrinted) {
   EXPECT_EQ(Json::parse(json.out).at("operation"), "moe-combine");
 }
 
-TEST(MoeCommand, SimulatesManyRanks) {
-  const std::string machine = " --machine 2x8-h100-infiniband --dtype bf16 --tile-m 128 --tile-n 128";
-  const Json few = json_of(
-      "simulate moe-layer --ranks 16 --experts 64 --tokens 512 --hidden 1024 --intermediate 512 "
-      "--consumers 8 --padding shared" +
-      machine);
-  EXPECT_LE(few.at("overlap_us"), few.at("serial_us"));
+// Where communication takes less than computation, the simulator must see most of the return hidden.
+TEST(MoeCommand, SimulatesWhatOverlapHides) {
+  const Json result = json_of(
+      "simulate moe-layer --machine 4x-a100-nvlink --ranks 4 --experts 16 --tokens 4096 --hidden 2048 "
+      "--intermediate 2048 --consumers 4 --dtype f16 --tile-m 128 --tile-n 128");
+  EXPECT_LT(result.at("overlap_us"), result.at("serial_us"));
+  EXPECT_GT(result.at("combine").at("overlap_ratio"), 0.9);
   for (const char* phase : {"dispatch", "combine"}) {
-    EXPECT_GT(few.at(phase).at("compute_us"), 0);
-    EXPECT_GE(few.at(phase).at("overlap_ratio"), 0);
-    EXPECT_LE(few.at(phase).at("overlap_ratio"), 1);
+    EXPECT_GT(result.at(phase).at("compute_us"), 0);
+    EXPECT_GT(result.at(phase).at("overlap_us"), result.at(phase).at("compute_us"));
+    EXPECT_GE(result.at(phase).at("overlap_ratio"), 0);
+    EXPECT_LE(result.at(phase).at("overlap_ratio"), 1);
   }
+}
+
+TEST(MoeCommand, SimulatesManyRanks) {
+  const Json result = json_of(
+      "simulate moe-layer --machine 2x8-h100-infiniband --ranks 64 --experts 64 --tokens 64 --hidden 256 "
+      "--intermediate 256 --consumers 8 --padding shared --order expert-major --dtype bf16 --tile-m 128 "
+      "--tile-n 128");
+  EXPECT_GT(result.at("overlap_us"), 0);
+  EXPECT_GT(result.at("serial_us"), 0);
 }
 
 TEST(MoeCommand, Refusals) {
