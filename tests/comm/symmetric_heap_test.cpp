@@ -117,6 +117,7 @@ TEST(SymmetricHeap, WhoDoesNotOpenOrPutIsNamedAfterTheTimeOut) {
         ~Close() { heap.close(); }
       } const close{heap};
       if (communicator->rank() == 1) {
+        communicator->set_timeout(std::chrono::seconds(20));  // rank 0 is to be the first to run out of time
         if (opens) heap.open(memory.window({1, 0}));
         communicator->exchange(std::uint64_t{0}, {.operation = "the end"});
         return;
