@@ -43,7 +43,7 @@ int main() try {
       std::printf(
           "out[0, 0] = %.3f; expected 0.687\n%lld rows for %lld choices of experts: none is dropped\n",
           static_cast<double>(out[0]), static_cast<long long>(report.send_rows),
-          static_cast<long long>(kTokens * routing.top_k));
+          kTokens * static_cast<long long>(routing.top_k));
     }
   });
   return 0;

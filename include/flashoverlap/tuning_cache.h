@@ -31,7 +31,7 @@ struct TuningKey {
   std::int64_t k = 0;
   DType dtype = DType::kFloat32;
   std::int64_t world_size = 1;
-  std::int64_t units = 1;    ///< Of one rank.
+  std::int64_t units = 1;  ///< Of one rank.
   /// "any" from operators and the command: a call's epilogue is not known when its plan is chosen, and runs
   /// after the last transfer, where it takes the same time with every partition. Another text where a caller
   /// chooses by it.

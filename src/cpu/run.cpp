@@ -23,8 +23,8 @@ Run::Run(const Parts& parts, ThreadPool& pool, std::span<HostStream* const> stre
     : parts_(parts),
       plan_(parts.prepared.plan()),
       pool_(pool),
-      streams_(streams.first(
-          static_cast<std::size_t>(parts.prepared.num_channels() + (parts.prepared.has_puts() ? 1 : 0)))),
+      streams_(streams.first(static_cast<std::size_t>(parts.prepared.num_channels()) +
+                             (parts.prepared.has_puts() ? 1U : 0U))),
       timeline_(timeline),
       progress_(std::make_shared<Progress>(plan_)) {
   const bool recorded = timeline != nullptr;

@@ -11,7 +11,6 @@ namespace flashoverlap {
 namespace {
 
 using plan::index;
-using plan::Part;
 
 constexpr std::string_view kOperation = "gemm-all-to-all-heads";
 

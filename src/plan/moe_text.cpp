@@ -11,8 +11,6 @@
 namespace flashoverlap {
 namespace {
 
-using plan::index;
-
 constexpr std::string_view kPaddingNames[] = {"paper", "ragged", "shared"};
 constexpr std::string_view kOrderNames[] = {"expert-major", "owner-major"};
 constexpr std::string_view kTransportNames[] = {"put", "collective"};
@@ -70,8 +68,8 @@ std::string segments_text(const std::vector<MoeSegment>& segments,
   std::string text = fmt::format("segments: {}\n  segment  first band  bands  puts\n", segments.size());
   std::size_t number = 0;
   list(text, segments, [&](const MoeSegment& segment) {
-    const std::string line = fmt::format("  {:7}  {:10}  {:5}  {:4}", number, segment.first_band,
-                                         segment.num_bands, runs[number].size());
+    std::string line = fmt::format("  {:7}  {:10}  {:5}  {:4}", number, segment.first_band, segment.num_bands,
+                                   runs[number].size());
     ++number;
     return line;
   });
