@@ -10,11 +10,18 @@ namespace {
 
 using core::fail;
 
+}  // namespace
+
 void at_least(std::string_view name, std::int64_t value, std::int64_t minimum) {
   if (value < minimum) fail(ErrorKind::kBadArgument, "{} must be at least {}, got {}", name, minimum, value);
 }
 
-}  // namespace
+void check_rank(std::int32_t rank, std::int32_t world_size) {
+  at_least("world_size", world_size, 1);
+  if (rank < 0 || rank >= world_size) {
+    fail(ErrorKind::kBadArgument, "rank {} is not in [0, {})", rank, world_size);
+  }
+}
 
 void check_matrix(std::string_view a_name, std::int64_t a, std::string_view b_name, std::int64_t b,
                   DType dtype) {
@@ -26,10 +33,7 @@ void check_matrix(std::string_view a_name, std::int64_t a, std::string_view b_na
 }
 
 void check_options(const PlanOptions& options) {
-  at_least("world_size", options.world_size, 1);
-  if (options.rank < 0 || options.rank >= options.world_size) {
-    fail(ErrorKind::kBadArgument, "rank {} is not in [0, {})", options.rank, options.world_size);
-  }
+  check_rank(options.rank, options.world_size);
   at_least("m", options.m, 0);
   at_least("n", options.n, 0);
   at_least("k", options.k, 0);

@@ -14,6 +14,12 @@ namespace flashoverlap::plan {
 /// the waves.
 void check_options(const PlanOptions& options);
 
+/// Throws Error(kBadArgument) naming the option when `value` is below `minimum`.
+void at_least(std::string_view name, std::int64_t value, std::int64_t minimum);
+
+/// Throws Error(kBadArgument) unless world_size >= 1 and `rank` is in [0, world_size).
+void check_rank(std::int32_t rank, std::int32_t world_size);
+
 /// Throws Error(kBadArgument) unless `a` x `b` elements of `dtype` can be addressed; the names are those of
 /// the sizes.
 void check_matrix(std::string_view a_name, std::int64_t a, std::string_view b_name, std::int64_t b,

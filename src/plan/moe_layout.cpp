@@ -4,6 +4,7 @@
 
 #include "core/fail.h"
 #include "plan/arithmetic.h"
+#include "plan/builder.h"
 #include "plan/moe_world.h"
 
 /// The row layout, first part of Algorithm 1 of arXiv 2607.19539, and what follows from sizes alone.
@@ -11,11 +12,8 @@ namespace flashoverlap {
 namespace {
 
 using core::fail;
+using plan::at_least;
 using plan::index;
-
-void at_least(const char* name, std::int64_t value, std::int64_t minimum) {
-  if (value < minimum) fail(ErrorKind::kBadArgument, "{} must be at least {}, got {}", name, minimum, value);
-}
 
 /// Owners in the order of their groups: the other ranks, then the rank itself.
 std::vector<std::int32_t> owners_of(std::int32_t world_size, std::int32_t rank) {
@@ -48,10 +46,7 @@ void check_combination(const MoePlanOptions& options) {
 namespace plan {
 
 void check_moe(const MoePlanOptions& options, const MoeCounts& counts) {
-  at_least("world_size", options.world_size, 1);
-  if (options.rank < 0 || options.rank >= options.world_size) {
-    fail(ErrorKind::kBadArgument, "rank {} is not in [0, {})", options.rank, options.world_size);
-  }
+  check_rank(options.rank, options.world_size);
   at_least("num_experts", options.num_experts, 1);
   at_least("tile_m", options.tile_m, 1);
   at_least("tile_n", options.tile_n, 1);
