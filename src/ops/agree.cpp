@@ -56,13 +56,30 @@ std::optional<Message> decode(const std::string& bytes) {
   return message;
 }
 
+/// Everybody's messages. A rank that fails while others are still in here may not know of this operation: its
+/// abort is given this rank and the operation.
+std::vector<std::string> exchange(Communicator& communicator, const std::string& operation,
+                                  const std::string& mine) {
+  try {
+    return communicator.exchange(mine, TransferLabel{.operation = operation});
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    if (text.find(operation) != std::string::npos) throw;
+    throw Error(error.kind(), fmt::format("rank {}, {}: {}", communicator.rank(), operation, text));
+  }
+}
+
 }  // namespace
+
+std::string with_shape(std::string_view operation, std::int64_t m, std::int64_t n, std::int64_t k) {
+  return fmt::format("{} m={} n={} k={}", operation, m, n, k);
+}
 
 std::vector<std::string> agree(Communicator& communicator, const std::string& operation,
                                const std::function<Ticket()>& work) {
   const std::string mine = encode_result(work);
   std::vector<Message> messages;
-  for (const std::string& bytes : communicator.exchange(mine, TransferLabel{.operation = operation})) {
+  for (const std::string& bytes : exchange(communicator, operation, mine)) {
     const std::optional<Message> message = decode(bytes);
     if (!message) {
       core::fail(ErrorKind::kCommunication,

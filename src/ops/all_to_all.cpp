@@ -42,7 +42,7 @@ std::vector<std::int32_t> from_bytes(const std::string& bytes) {
 Routing exchange_routing(Communicator& communicator, const GemmOptions& options,
                          std::span<const std::int32_t> destinations) {
   Routing routing;
-  const std::string operation = fmt::format("{} m={} n={} k={}", kOperation, options.m, options.n, options.k);
+  const std::string operation = ops::with_shape(kOperation, options.m, options.n, options.k);
   const auto payloads = ops::agree(communicator, operation, [&]() -> ops::Ticket {
     check_destinations(options, destinations, communicator.size());
     const std::string description =

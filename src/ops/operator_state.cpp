@@ -17,9 +17,10 @@ namespace flashoverlap::ops {
 namespace {
 
 std::string describe(std::string_view operation, const PlanOptions& options) {
-  return fmt::format("{} m={} n={} k={} {}, tile {}x{}, swizzle {}, partition {}, {} threads", operation,
-                     options.m, options.n, options.k, name_of(options.dtype), options.tile_m, options.tile_n,
-                     options.swizzle, fmt::join(options.partition, ","), options.resources.compute_units);
+  return fmt::format("{} {}, tile {}x{}, swizzle {}, partition {}, {} threads",
+                     with_shape(operation, options.m, options.n, options.k), name_of(options.dtype),
+                     options.tile_m, options.tile_n, options.swizzle, fmt::join(options.partition, ","),
+                     options.resources.compute_units);
 }
 
 /// The plan of "no overlap": all waves in one group.
@@ -57,8 +58,7 @@ PlanOptions plan_options(const Context& context, const GemmOptions& options) {
 
 PreparedPlans prepare_plans(Context& context, PlanOptions options, const PlanRecipe& recipe) {
   PreparedPlans plans{.executor = &context.executor(), .overlap = nullptr, .serial = nullptr};
-  const std::string operation =
-      fmt::format("{} m={} n={} k={}", recipe.operation, options.m, options.n, options.k);
+  const std::string operation = with_shape(recipe.operation, options.m, options.n, options.k);
   // An executor that suggests plans (GPUs) brings its own tiles and units, which tuners do not know yet.
   const bool suggests =
       context.executor().suggest(options.m, options.n, options.k, options.dtype).has_value();

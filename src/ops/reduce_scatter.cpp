@@ -109,7 +109,8 @@ GemmReduceScatter::GemmReduceScatter(Context& context, const GemmOptions& option
   chosen.tile_n = plan().grid.tile_n();
   chosen.resources = plan().resources;
   ops::choose_tile(chosen);  // The order is left.
-  ops::agree(context.communicator(), std::string(kOperation), [&]() -> ops::Ticket {
+  const std::string operation = ops::with_shape(kOperation, options.m, options.n, options.k);
+  ops::agree(context.communicator(), operation, [&]() -> ops::Ticket {
     ops::check_baseline(baseline);
     OverlapPlan sliced = plan_equal_groups(chosen, slices, baseline.num_slices);
     const std::uint64_t agreement = sliced.agreement;

@@ -13,8 +13,7 @@ namespace flashoverlap::ops {
 
 PreparedPlans prepare_sliced(Context& context, PlanOptions options, const SlicedRecipe& recipe) {
   PreparedPlans plans{.executor = &context.executor(), .overlap = nullptr, .serial = nullptr};
-  const std::string operation =
-      fmt::format("{} m={} n={} k={}", recipe.operation, options.m, options.n, options.k);
+  const std::string operation = with_shape(recipe.operation, options.m, options.n, options.k);
   agree(context.communicator(), operation, [&]() -> Ticket {
     take_suggestion(context.executor(), options);
     choose_tile(options);

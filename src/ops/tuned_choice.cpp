@@ -29,7 +29,8 @@ TunedCall decide(const CallTuner& tuner, const PlanOptions& options, const PlanR
 void take_tuned(Communicator& communicator, const CallTuner* tuner, PlanOptions& options,
                 const PlanRecipe& recipe) {
   if (tuner == nullptr || !options.partition.empty()) return;
-  const std::vector<std::string> all = agree(communicator, std::string(recipe.operation), [&]() -> Ticket {
+  const std::string operation = with_shape(recipe.operation, options.m, options.n, options.k);
+  const std::vector<std::string> all = agree(communicator, operation, [&]() -> Ticket {
     Ticket ticket{.agreement = 0, .description = "choice of tile and partition", .payload = {}};
     if (communicator.rank() != 0) return ticket;
     const TunedCall tuned = decide(*tuner, options, recipe);

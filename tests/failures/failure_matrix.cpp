@@ -411,6 +411,9 @@ int run_matrix(Programs programs) {
   fmt::print("{} runs in {:.0f} s: {} green, {} not\n", results.size(),
              std::chrono::duration<double>(Clock::now() - begin).count(), std::ssize(results) - failed,
              failed);
+  for (const auto& [cell, outcome] : results) {
+    if (outcome.verdict != "ok") print(cell, outcome);  // again, where the end of a long output shows it
+  }
   if (failed > 0) fmt::print("what the runs that are not green left is in {}\n", root.string());
   if (failed == 0) fs::remove_all(root);
   return failed == 0 ? 0 : 1;

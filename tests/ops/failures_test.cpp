@@ -178,6 +178,20 @@ TEST(Failures, RanksThatDisagreeAllSaySo) {
   }
 }
 
+// It may have got through the constructor that the others are still in: what it says knows of no operator.
+TEST(Failures, RankThatAbortsIsNamedWithTheOperatorThatOthersConstruct) {
+  const Outcome outcome = outcome_on_ranks(3, [&](std::shared_ptr<Communicator> communicator) {
+    Context context(communicator, ContextOptions{.num_threads = 1});
+    if (communicator->rank() == 1) return communicator->abort("std::bad_alloc");
+    const GemmAllReduce op(context, small_options());
+  });
+  for (const std::size_t rank : {std::size_t{0}, std::size_t{2}}) {
+    EXPECT_EQ(outcome.kinds[rank], ErrorKind::kCommunication);
+    EXPECT_EQ(outcome.messages[rank],
+              fmt::format("rank {}, gemm-all-reduce m=64 n=48 k=16: rank 1 aborted: std::bad_alloc", rank));
+  }
+}
+
 TEST(Failures, RanksThatMakeDifferentOperatorsAllSaySo) {
   const Outcome outcome = outcome_on_ranks(2, [&](std::shared_ptr<Communicator> communicator) {
     Context context(communicator, ContextOptions{.num_threads = 1});
