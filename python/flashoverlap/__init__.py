@@ -31,16 +31,18 @@ from .errors import (
     TimeoutError,
     UnsupportedError,
 )
+from .gathers import AllGatherGemm, ShardedWeightGemm, all_gather_gemm, sharded_weight_gemm
+from .heads import GemmAllToAllHeads, gemm_all_to_all_heads
 from .moe import MoeLayer, Routing, moe_layer, route, routing
 from .operators import (
-    AllGatherGemm,
     GemmAllReduce,
     GemmAllToAll,
     GemmReduceScatter,
-    all_gather_gemm,
+    GradientReduceScatter,
     gemm_all_reduce,
     gemm_all_to_all,
     gemm_reduce_scatter,
+    gradient_reduce_scatter,
 )
 from .planning import (
     Choice,
@@ -69,7 +71,9 @@ __all__ = [
     "FileError",
     "GemmAllReduce",
     "GemmAllToAll",
+    "GemmAllToAllHeads",
     "GemmReduceScatter",
+    "GradientReduceScatter",
     "InternalError",
     "MachineProfile",
     "MoeLayer",
@@ -77,6 +81,7 @@ __all__ = [
     "Plan",
     "RankError",
     "Routing",
+    "ShardedWeightGemm",
     "Simulation",
     "Timeline",
     "TimeoutError",
@@ -87,7 +92,9 @@ __all__ = [
     "errors",
     "gemm_all_reduce",
     "gemm_all_to_all",
+    "gemm_all_to_all_heads",
     "gemm_reduce_scatter",
+    "gradient_reduce_scatter",
     "machine_profiles",
     "moe_layer",
     "plan",
@@ -95,6 +102,7 @@ __all__ = [
     "route",
     "routing",
     "run_ranks",
+    "sharded_weight_gemm",
     "simulate",
     "tune",
     "verify",

@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from . import _arrays, _core
+from ._agreement import agree, operator_for, require_communicator
+from ._gemm import check_stream
+from ._options import carried_out, integers, tile_list
 from .errors import ArgumentTypeError, BadArgumentError
-from .operators import _agree, _check_method, _check_stream, _integers, _operator_for, _tile_list
 from .ranks import Communicator
 
 Routing = _core.MoeRouting
@@ -38,7 +40,7 @@ def routing(ids: Any, weights: Any, num_experts: int) -> Routing:
         shape[0],
         int(num_experts),
         shape[1],
-        _integers(_flat(ids), "ids", "integers"),
+        integers(_flat(ids), "ids", "integers"),
         [float(weight) for weight in _flat(weights)],
     )
     made.check()
@@ -86,8 +88,7 @@ class MoeLayer:
         order: str = "owner-major",
         tile: Any = None,
     ) -> None:
-        if not isinstance(comm, Communicator):
-            raise ArgumentTypeError(f"comm is a {type(comm).__name__}; expected a flashoverlap.Communicator")
+        require_communicator(comm)
         if transport == "auto":
             transport = "put" if comm.name == "in-process" else "collective"
         self.comm = comm
@@ -106,7 +107,7 @@ class MoeLayer:
             padding,
             order,
             transport,
-            _tile_list(tile),
+            tile_list(tile),
             comm._poison_workspace,
         )
         #: What the last call did on this rank: phases in microseconds, rows sent and dropped, workspace.
@@ -152,8 +153,8 @@ class MoeLayer:
 
         w_down: [local experts, H, I]; both C-contiguous. Collective.
         """
-        _check_method(method)
-        return self._run(*self._prepare(x, routing, w_up, w_down, out), method=method, timeline=timeline)
+        how = carried_out(method)
+        return self._run(*self._prepare(x, routing, w_up, w_down, out), how=how, timeline=timeline)
 
     def _prepare(self, x: Any, routing: Routing, w_up: Any, w_down: Any, out: Any) -> tuple[Any, ...]:
         shape = [routing.tokens, self.hidden]
@@ -173,12 +174,12 @@ class MoeLayer:
         views: tuple[Any, ...],
         is_new: bool,
         *,
-        method: str,
+        how: str,
         timeline: _core.Timeline | None,
     ) -> Any:
         x, _, _, result = arrays
         x_view, routed, up, down, out_view = views
-        self.report = self._core.forward(x_view, routed, up, down, out_view, method, timeline)
+        self.report = self._core.forward(x_view, routed, up, down, out_view, how, timeline)
         return _arrays.like_framework(result, x) if is_new else result
 
     def backward(
@@ -198,7 +199,7 @@ class MoeLayer:
         weights_gradient [tokens, top_k], w_up_gradient and w_down_gradient (as w_up and w_down), where given, are
         written; they are float32.
         """
-        _check_method(method)
+        how = carried_out(method)
         gradient = _arrays.view(out_gradient, "out_gradient", ndim=2)
         shape = list(gradient.shape)
         self._view(out_gradient, "out_gradient", [shape[0], self.hidden], "[tokens, H]")
@@ -218,7 +219,7 @@ class MoeLayer:
             raise BadArgumentError(f"{written[0]!r} has not the {shape[0]} tokens of out_gradient")
         _arrays.require_shape(written[1], list(up.shape), "w_up's")
         _arrays.require_shape(written[2], list(down.shape), "w_down's")
-        self.report = self._core.backward(gradient, up, down, into, written[0], written[1], written[2], method)
+        self.report = self._core.backward(gradient, up, down, into, written[0], written[1], written[2], how)
         return _arrays.like_framework(result, out_gradient) if x_gradient is None else x_gradient
 
 
@@ -262,12 +263,11 @@ def moe_layer(
 
     Collective; the ranks compare their calls first, so that an error on one rank is an error on all.
     """
-    if not isinstance(comm, Communicator):
-        raise ArgumentTypeError(f"comm is a {type(comm).__name__}; expected a flashoverlap.Communicator")
+    require_communicator(comm)
 
     def check() -> tuple[tuple[Routing, dict[str, Any], Any], str, str]:
-        _check_method(method)
-        _check_stream(stream)
+        how = carried_out(method)
+        check_stream(stream)
         x_view = _arrays.view(x, "x", ndim=2)
         up = _arrays.view(w_up, "w_up", ndim=3)
         experts, intermediate, hidden = up.shape
@@ -296,13 +296,12 @@ def moe_layer(
             "activation": activation,
             "capacity": capacity,
             "transport": transport,
-            "tile": tuple(_tile_list(tile)) or None,
+            "tile": tuple(tile_list(tile)) or None,
         }
-        serial = "serial" if method == "serial" else "overlap"
-        return (routed, options, weights), f"moe-layer {options} top_k={routed.top_k} method={serial}", ""
+        return (routed, options, weights), f"moe-layer {options} top_k={routed.top_k} method={how}", ""
 
-    (routed, options, weights), _ = _agree(comm, "moe-layer", check)
+    (routed, options, weights), _ = agree(comm, "moe-layer", check)
     key = ("moe-layer", str(options))
-    layer: MoeLayer = _operator_for(comm, key, lambda: MoeLayer(comm, **options))
-    call, _ = _agree(comm, "moe-layer", lambda: (layer._prepare(x, routed, weights, w_down, out), "", ""))
-    return layer._run(*call, method=method, timeline=None)
+    layer: MoeLayer = operator_for(comm, key, lambda: MoeLayer(comm, **options))
+    call, _ = agree(comm, "moe-layer", lambda: (layer._prepare(x, routed, weights, w_down, out), "", ""))
+    return layer._run(*call, how=carried_out(method), timeline=None)

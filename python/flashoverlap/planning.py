@@ -197,7 +197,7 @@ def _problem(
     partition: Any = "auto",
     units: int = 0,
 ) -> _core.Problem:
-    from .operators import _partition_list, _shape_of, _tile_list
+    from ._gemm import shape_of
 
     operation = _operation(operation)
     if operation not in ("gemm-all-reduce", "gemm-reduce-scatter", "gemm-all-to-all"):
@@ -206,7 +206,7 @@ def _problem(
         )
     if (operation == "gemm-all-to-all") != (destinations is not None):
         raise BadArgumentError("destinations: one list per rank for gemm-all-to-all, and for nothing else")
-    shape = _shape_of(operation, m, n, k, dtype, tile, partition, rows)
+    shape = shape_of(operation, m, n, k, dtype, tile=tile, partition=partition, rows=rows)
     lists = [[int(rank) for rank in row] for row in destinations or []]
     if world_size < 0 or units < 0:
         raise BadArgumentError(f"world_size is {world_size} and units is {units}; expected numbers >= 0 (0: chosen)")
@@ -218,8 +218,8 @@ def _problem(
         world_size or len(lists) or 2,
         shape.dtype,
         rows,
-        _tile_list(tile),
-        _partition_list(partition),
+        list(shape.tile),
+        list(shape.partition),
         lists,
         int(units),
     )

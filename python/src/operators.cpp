@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -30,7 +31,7 @@ struct Operator {
   std::shared_ptr<GuardedContext> context;
   std::unique_ptr<GemmOperator> gemm;
   std::vector<std::int64_t> rows_from;  ///< All-to-all only.
-  std::int64_t first_row = 0;           ///< All-gather only: of this rank's slice.
+  std::int64_t first_row = 0;           ///< Of this rank's slice of a matrix that is gathered.
 
   Operator(std::shared_ptr<GuardedContext> context_, std::unique_ptr<GemmOperator> gemm_)
       : context(std::move(context_)), gemm(std::move(gemm_)) {}
@@ -94,32 +95,60 @@ struct Special {
   RowOwnership rows = RowOwnership::kContiguous;
   OverlapMethod overlap = OverlapMethod::kSignal;
   std::vector<std::int32_t> destinations;
-  std::vector<std::int64_t> sizes;  ///< All-gather: rows of each rank.
+  SliceOptions slices;   ///< Rows of each rank, of the matrix that is spread over them.
+  SliceOptions columns;  ///< Along heads.
 };
+
+void make_reduce_scatter(Operator& made, const GemmOptions& options, const Special& special) {
+  Context& context = made.context->context;
+  if (special.rows == RowOwnership::kContiguous) {
+    made.gemm = std::make_unique<GemmReduceScatter>(context, options, special.overlap);
+  } else {
+    made.gemm = std::make_unique<GemmReduceScatter>(context, options, special.rows);
+  }
+}
+
+template <typename Gemm>
+void make_gathering(Operator& made, const GemmOptions& options, const Special& special) {
+  auto gemm = std::make_unique<Gemm>(made.context->context, options, special.slices);
+  made.first_row = gemm->first_row();
+  made.gemm = std::move(gemm);
+}
+
+template <typename Routing>
+void make_all_to_all(Operator& made, const GemmOptions& options, const Routing& routing) {
+  auto gemm = std::make_unique<GemmAllToAll>(made.context->context, options, routing);
+  made.rows_from = gemm->rows_from();
+  made.gemm = std::move(gemm);
+}
+
+void make_in_context(Operator& made, std::string_view name, const GemmOptions& options,
+                     const Special& special) {
+  if (name == "gemm-all-reduce") {
+    made.gemm = std::make_unique<GemmAllReduce>(made.context->context, options);
+  } else if (name == "gemm-reduce-scatter") {
+    make_reduce_scatter(made, options, special);
+  } else if (name == "gradient-reduce-scatter") {
+    made.gemm = std::make_unique<GradientReduceScatter>(made.context->context, options, special.slices);
+  } else if (name == "gemm-all-to-all") {
+    make_all_to_all(made, options, special.destinations);
+  } else if (name == "gemm-all-to-all-heads") {
+    make_all_to_all(made, options, HeadSlices{.rows = special.slices, .columns = special.columns});
+  } else if (name == "all-gather-gemm") {
+    make_gathering<AllGatherGemm>(made, options, special);
+  } else if (name == "sharded-weight-gemm") {
+    make_gathering<ShardedWeightGemm>(made, options, special);
+  } else {
+    core::fail(ErrorKind::kInternal, "operator '{}' is not known", name);
+  }
+}
 
 std::unique_ptr<Operator> make_gemm(const std::shared_ptr<GuardedContext>& context, const std::string& name,
                                     const GemmOptions& options, const Special& special) {
   auto made = std::make_unique<Operator>(context, nullptr);
   const nb::gil_scoped_release release;
   const auto lock = context->enter();
-  if (name == "gemm-all-reduce") {
-    made->gemm = std::make_unique<GemmAllReduce>(context->context, options);
-  } else if (name == "gemm-reduce-scatter" && special.rows == RowOwnership::kContiguous) {
-    made->gemm = std::make_unique<GemmReduceScatter>(context->context, options, special.overlap);
-  } else if (name == "gemm-reduce-scatter") {
-    made->gemm = std::make_unique<GemmReduceScatter>(context->context, options, special.rows);
-  } else if (name == "gemm-all-to-all") {
-    auto all_to_all = std::make_unique<GemmAllToAll>(context->context, options, special.destinations);
-    made->rows_from = all_to_all->rows_from();
-    made->gemm = std::move(all_to_all);
-  } else if (name == "all-gather-gemm") {
-    const SliceOptions slices{.sizes = special.sizes, .parts = 0};
-    auto all_gather = std::make_unique<AllGatherGemm>(context->context, options, slices);
-    made->first_row = all_gather->first_row();
-    made->gemm = std::move(all_gather);
-  } else {
-    core::fail(ErrorKind::kInternal, "operator '{}' is not known", name);
-  }
+  make_in_context(*made, name, options, special);
   return made;
 }
 
@@ -174,7 +203,7 @@ void run(Operator& self, const Array& a, const Array& b, const Array& out, const
   self.gemm->run(operands, parse_method(method), Mode::kRun, timeline);
 }
 
-/// Puts this rank's rows of an all-gather into their place in the whole matrix, which is dense.
+/// Puts this rank's rows of a matrix that is gathered into their place in the whole matrix, which is dense.
 void place_slice(const Operator& self, const Array& slice, const Array& whole) {
   const nb::gil_scoped_release release;
   if (!whole.is_dense() || !whole.writable || slice.dtype != whole.dtype || slice.shape.size() != 2 ||
@@ -218,6 +247,7 @@ void bind_operators(nb::module_& module) {
           },
           nb::arg("method"))
       .def_prop_ro("output_rows", [](const Operator& self) { return self.gemm->output_rows(); })
+      .def_prop_ro("output_columns", [](const Operator& self) { return self.gemm->plan().output_cols; })
       .def("place_slice", place_slice, nb::arg("slice"), nb::arg("whole"))
       .def_ro("rows_from", &Operator::rows_from);
   module.def(
@@ -225,13 +255,18 @@ void bind_operators(nb::module_& module) {
       [](const std::shared_ptr<GuardedContext>& context, const std::string& name, std::int64_t m,
          std::int64_t n, std::int64_t k, const std::string& dtype, const std::vector<std::int64_t>& tile,
          const std::vector<std::int64_t>& partition, const std::string& rows, const std::string& overlap,
-         const std::vector<std::int32_t>& destinations, const std::vector<std::int64_t>& sizes) {
+         const std::vector<std::int32_t>& destinations, const std::vector<std::int64_t>& row_sizes,
+         const std::vector<std::int64_t>& column_sizes, std::int64_t parts) {
         return make_gemm(context, name, gemm_options(m, n, k, dtype, tile, partition),
-                         {parse_rows(rows), parse_overlap(overlap), destinations, sizes});
+                         {.rows = parse_rows(rows),
+                          .overlap = parse_overlap(overlap),
+                          .destinations = destinations,
+                          .slices = {.sizes = row_sizes, .parts = parts},
+                          .columns = {.sizes = column_sizes, .parts = 0}});
       },
       nb::arg("context"), nb::arg("name"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("dtype"),
       nb::arg("tile"), nb::arg("partition"), nb::arg("rows"), nb::arg("overlap"), nb::arg("destinations"),
-      nb::arg("sizes"));
+      nb::arg("row_sizes"), nb::arg("column_sizes"), nb::arg("parts"));
   module.def(
       "owned_rows",
       [](std::int64_t m, std::int64_t tile_m, std::int32_t world_size, std::int32_t rank,

@@ -64,68 +64,6 @@ def test_reduce_scatter_gives_each_rank_its_rows(ranks, m, n, k, tile, how):
         np.testing.assert_array_equal(out, whole[owned])
 
 
-@given(
-    rows=st.lists(st.integers(0, 70), min_size=1, max_size=4),
-    n=sizes,
-    k=st.integers(0, 40),
-    tile=tiles,
-    transposed=st.booleans(),
-)
-def test_all_gather_gemm_multiplies_the_slices_of_all_ranks(rows, n, k, tile, transposed):
-    ranks, m = len(rows), sum(rows)
-    whole = np.concatenate([d1_a(rank, count, k) for rank, count in enumerate(rows)])
-
-    def on_rank(comm):
-        a, b = d1_a(comm.rank, rows[comm.rank], k), d1_b(comm.rank, n, k)
-        if transposed:
-            a, b = np.asfortranarray(a), np.asfortranarray(b)
-        gathered, out = poisoned((m, k)), poisoned((m, n))
-        bias = np.arange(n, dtype=np.float32)
-        fo.all_gather_gemm(a, b, comm=comm, tile=tile, gathered=gathered, out=out, bias=bias)
-        np.testing.assert_array_equal(gathered, whole)
-        expected = whole.astype(int) @ d1_b(comm.rank, n, k).astype(int).T + np.arange(n)
-        np.testing.assert_array_equal(out, expected)
-        serial = fo.all_gather_gemm(a, b, comm=comm, tile=tile, bias=bias, method="serial")
-        np.testing.assert_array_equal(serial, out)
-        operator = fo.AllGatherGemm(comm, m=m, n=n, k=k, rows=rows, tile=tile)
-        np.testing.assert_array_equal(operator(a, b, bias=bias), out)
-
-    fo.run_ranks(ranks, on_rank, poison_workspace=True)
-
-
-def test_b05_all_gather_with_all_defaults():
-    corners = {0: (-30, -27, -22), 1: (1, None, 2)}
-
-    def on_rank(comm):
-        out = fo.all_gather_gemm(d1_a(comm.rank, 64, 48), d1_b(comm.rank, 96, 48), comm=comm)
-        first, second, last = corners[comm.rank]
-        assert (out[0, 0], out[127, 95]) == (first, last)
-        assert second is None or out[64, 0] == second
-
-    fo.run_ranks(2, on_rank)
-
-
-def test_all_gather_says_what_does_not_fit_on_every_rank():
-    def on_rank(comm):
-        a, b = d1_a(comm.rank, 4, 8), d1_b(comm.rank, 6, 8)
-        wrong = {
-            r"gathered has shape \[8, 7\]; expected \[m, k\] = \[8, 8\]": {"gathered": poisoned((8, 7))},
-            r"gathered \[8, 8\] f32 has gaps": {"gathered": poisoned((8, 16))[:, :8]},
-            r"out has shape \[4, 6\]": {"out": poisoned((4, 6))},
-            "method is 'tail-free'": {"method": "tail-free"},
-        }
-        for message, arguments in wrong.items():
-            with pytest.raises(fo.Error, match=message):
-                fo.all_gather_gemm(a, b, comm=comm, **(arguments if comm.rank == 1 else {}))
-        with pytest.raises(ValueError, match=r"ranks disagree: b has \[6, 5\] rows"):
-            fo.all_gather_gemm(a, b[: 6 - comm.rank], comm=comm)
-        with pytest.raises(ValueError, match="method 'tail-free' has contiguous rows"):
-            fo.gemm_reduce_scatter(a, b, comm=comm, method="tail-free", rows="block-cyclic")
-        return fo.all_gather_gemm(a, b, comm=comm).shape
-
-    assert fo.run_ranks(2, on_rank) == [(8, 6), (8, 6)]
-
-
 @given(data=st.data(), ranks=worlds, n=st.integers(0, 40), k=st.integers(0, 20))
 def test_all_to_all_sends_each_row_where_it_belongs(data, ranks, n, k):
     routing = [data.draw(st.lists(st.integers(0, ranks - 1), max_size=60)) for _ in range(ranks)]

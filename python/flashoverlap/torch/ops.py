@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from .. import _arrays, _core
-from ..operators import all_gather_gemm, gemm_all_reduce, gemm_reduce_scatter
+from ..gathers import all_gather_gemm
+from ..operators import gemm_all_reduce, gemm_reduce_scatter
 from ..ranks import Communicator
 
 _numbers = itertools.count(1)

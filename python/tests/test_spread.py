@@ -1,0 +1,239 @@
+"""Matrices that are spread over the ranks: all-gather + GEMM, a sharded weight with its gradient, and heads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import d1_a, d1_b, d1_sum, poisoned
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashoverlap as fo
+
+sizes = st.integers(0, 70) | st.sampled_from([1, 127, 128, 129, 257])
+tiles = st.none() | st.tuples(st.integers(1, 80), st.integers(1, 80)) | st.just((16, 8, 3))
+counts = st.lists(st.integers(0, 70), min_size=1, max_size=4)
+
+
+def begins(counts: list[int]) -> list[int]:
+    return [sum(counts[:rank]) for rank in range(len(counts) + 1)]
+
+
+def exact(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a.astype(np.int64) @ b.astype(np.int64).T
+
+
+@given(
+    rows=st.lists(st.integers(0, 70), min_size=1, max_size=4),
+    n=sizes,
+    k=st.integers(0, 40),
+    tile=tiles,
+    transposed=st.booleans(),
+)
+def test_all_gather_gemm_multiplies_the_slices_of_all_ranks(rows, n, k, tile, transposed):
+    ranks, m = len(rows), sum(rows)
+    whole = np.concatenate([d1_a(rank, count, k) for rank, count in enumerate(rows)])
+
+    def on_rank(comm):
+        a, b = d1_a(comm.rank, rows[comm.rank], k), d1_b(comm.rank, n, k)
+        if transposed:
+            a, b = np.asfortranarray(a), np.asfortranarray(b)
+        gathered, out = poisoned((m, k)), poisoned((m, n))
+        bias = np.arange(n, dtype=np.float32)
+        fo.all_gather_gemm(a, b, comm=comm, tile=tile, gathered=gathered, out=out, bias=bias)
+        np.testing.assert_array_equal(gathered, whole)
+        expected = whole.astype(int) @ d1_b(comm.rank, n, k).astype(int).T + np.arange(n)
+        np.testing.assert_array_equal(out, expected)
+        serial = fo.all_gather_gemm(a, b, comm=comm, tile=tile, bias=bias, method="serial")
+        np.testing.assert_array_equal(serial, out)
+        operator = fo.AllGatherGemm(comm, m=m, n=n, k=k, rows=rows, tile=tile)
+        np.testing.assert_array_equal(operator(a, b, bias=bias), out)
+
+    fo.run_ranks(ranks, on_rank, poison_workspace=True)
+
+
+def test_b05_all_gather_with_all_defaults():
+    corners = {0: (-30, -27, -22), 1: (1, None, 2)}
+
+    def on_rank(comm):
+        out = fo.all_gather_gemm(d1_a(comm.rank, 64, 48), d1_b(comm.rank, 96, 48), comm=comm)
+        first, second, last = corners[comm.rank]
+        assert (out[0, 0], out[127, 95]) == (first, last)
+        assert second is None or out[64, 0] == second
+
+    fo.run_ranks(2, on_rank)
+
+
+def test_all_gather_says_what_does_not_fit_on_every_rank():
+    def on_rank(comm):
+        a, b = d1_a(comm.rank, 4, 8), d1_b(comm.rank, 6, 8)
+        wrong = {
+            r"gathered has shape \[8, 7\]; expected \[m, k\] = \[8, 8\]": {"gathered": poisoned((8, 7))},
+            r"gathered \[8, 8\] f32 has gaps": {"gathered": poisoned((8, 16))[:, :8]},
+            r"out has shape \[4, 6\]": {"out": poisoned((4, 6))},
+            "method is 'tail-free'": {"method": "tail-free"},
+        }
+        for message, arguments in wrong.items():
+            with pytest.raises(fo.Error, match=message):
+                fo.all_gather_gemm(a, b, comm=comm, **(arguments if comm.rank == 1 else {}))
+        with pytest.raises(ValueError, match=r"ranks disagree: rank 0 calls all-gather-gemm n=6 .*rank 1 calls .* n=5"):
+            fo.all_gather_gemm(a, b[: 6 - comm.rank], comm=comm)
+        return fo.all_gather_gemm(a, b, comm=comm).shape
+
+    assert fo.run_ranks(2, on_rank) == [(8, 6), (8, 6)]
+
+
+@given(
+    rows=counts,
+    m=sizes,
+    k=st.integers(0, 40),
+    tile=tiles,
+    parts=st.integers(0, 3),
+    transposed=st.booleans(),
+)
+def test_sharded_weight_is_gathered_while_it_is_used(rows, m, k, tile, parts, transposed):
+    ranks, n = len(rows), sum(rows)
+    weight = np.concatenate([d1_b(rank, count, k) for rank, count in enumerate(rows)])
+    bias = np.arange(n, dtype=np.float32)
+
+    def on_rank(comm):
+        a, b = d1_a(comm.rank, m, k), d1_b(comm.rank, rows[comm.rank], k)
+        if transposed:
+            a, b = np.asfortranarray(a), np.asfortranarray(b)
+        gathered, out = poisoned((n, k)), poisoned((m, n))
+        assert fo.sharded_weight_gemm(a, b, comm=comm, tile=tile, gathered=gathered, out=out, bias=bias) is out
+        np.testing.assert_array_equal(gathered, weight)
+        np.testing.assert_array_equal(out, exact(d1_a(comm.rank, m, k), weight) + bias.astype(np.int64))
+        serial = fo.sharded_weight_gemm(a, b, comm=comm, tile=tile, bias=bias, method="serial")
+        np.testing.assert_array_equal(serial, out)
+        operator = fo.ShardedWeightGemm(comm, m=m, n=n, k=k, rows=rows, tile=tile, parts=parts)
+        assert (operator.output_rows, operator.output_columns) == (m, n)
+        np.testing.assert_array_equal(operator(a, b, bias=bias), out)
+
+    fo.run_ranks(ranks, on_rank, poison_workspace=True)
+
+
+@given(rows=counts, even=st.booleans(), n=sizes, samples=st.integers(0, 40), tile=tiles, parts=st.integers(0, 3))
+def test_gradient_of_a_sharded_weight_is_summed_over_the_ranks(rows, even, n, samples, tile, parts):
+    ranks, m = len(rows), sum(rows)
+    whole = d1_sum(ranks, m, n, samples)
+    cuts = [rank * m // ranks for rank in range(ranks + 1)] if even else begins(rows)
+    given_rows = None if even else rows
+
+    def on_rank(comm):
+        mine = slice(cuts[comm.rank], cuts[comm.rank + 1])
+        # As they come: the gradient [samples, output features] and x [samples, input features], transposed.
+        a, b = d1_a(comm.rank, m, samples).T.copy().T, d1_b(comm.rank, n, samples).T.copy().T
+        out = poisoned((mine.stop - mine.start, n))
+        assert fo.gradient_reduce_scatter(a, b, comm=comm, rows=given_rows, tile=tile, out=out) is out
+        np.testing.assert_array_equal(out, whole[mine])
+        serial = fo.gradient_reduce_scatter(a, b, comm=comm, rows=given_rows, tile=tile, method="serial")
+        np.testing.assert_array_equal(serial, out)
+        operator = fo.GradientReduceScatter(comm, m=m, n=n, k=samples, rows=given_rows, tile=tile, parts=parts)
+        np.testing.assert_array_equal(operator(a, b), out)
+
+    fo.run_ranks(ranks, on_rank, poison_workspace=True)
+
+
+@given(tokens=counts, data=st.data(), k=st.integers(0, 40), tile=tiles, even=st.booleans())
+def test_heads_go_to_their_ranks(tokens, data, k, tile, even):
+    ranks, m = len(tokens), sum(tokens)
+    columns = data.draw(st.lists(st.integers(0, 70), min_size=ranks, max_size=ranks))
+    n = sum(columns)
+    if even:
+        columns = [(rank + 1) * n // ranks - rank * n // ranks for rank in range(ranks)]
+    weight = d1_b(0, n, k)
+    tokens_of_all = np.concatenate([d1_a(rank, count, k) for rank, count in enumerate(tokens)])
+    whole = exact(tokens_of_all, weight)
+
+    def on_rank(comm):
+        mine = slice(begins(columns)[comm.rank], begins(columns)[comm.rank + 1])
+        bias = np.arange(columns[comm.rank], dtype=np.float32)
+        residual = d1_a(9, m, columns[comm.rank])
+        expected = np.maximum(whole[:, mine] + bias.astype(np.int64), 0) + residual.astype(np.int64)
+        a = d1_a(comm.rank, tokens[comm.rank], k)
+        options = {"bias": bias, "activation": "relu", "residual": residual}
+        call = {"comm": comm, "columns": None if even else columns, "tile": tile, **options}
+        out = poisoned((m, columns[comm.rank]))
+        assert fo.gemm_all_to_all_heads(a, weight, out=out, **call) is out
+        np.testing.assert_array_equal(out, expected)
+        np.testing.assert_array_equal(fo.gemm_all_to_all_heads(a, weight, method="serial", **call), out)
+        operator = fo.GemmAllToAllHeads(comm, m=m, n=n, k=k, rows=tokens, columns=columns, tile=tile)
+        assert operator.rows_from == tokens
+        assert (operator.output_rows, operator.output_columns) == (m, columns[comm.rank])
+        np.testing.assert_array_equal(operator(a, weight, **options), out)
+
+    fo.run_ranks(ranks, on_rank, poison_workspace=True)
+
+
+def test_one_set_of_slices_after_another():
+    """What the functions keep is told apart by every rank's rows."""
+    calls = [[3, 5], [5, 3], [4, 4], [3, 5]]
+
+    def on_rank(comm):
+        for rows in calls:
+            a, b = d1_a(comm.rank, rows[comm.rank], 6), d1_b(0, 4, 6)
+            whole = np.concatenate([d1_a(rank, count, 6) for rank, count in enumerate(rows)])
+            np.testing.assert_array_equal(fo.all_gather_gemm(a, b, comm=comm), exact(whole, b))
+            np.testing.assert_array_equal(fo.sharded_weight_gemm(b, a, comm=comm), exact(b, whole))
+            mine = slice(2 * comm.rank, 2 * comm.rank + 2)
+            np.testing.assert_array_equal(fo.gemm_all_to_all_heads(a, b, comm=comm), exact(whole, b)[:, mine])
+
+    fo.run_ranks(2, on_rank)
+
+
+A, B = d1_a(0, 4, 8), d1_b(0, 6, 8)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (fo.sharded_weight_gemm, {"gathered": poisoned((8, 7))}, r"gathered has .*expected \[n, k\] = \[12, 8\]"),
+        (fo.sharded_weight_gemm, {"gathered": poisoned((12, 16))[:, :8]}, r"gathered \[12, 8\] f32 has gaps"),
+        (fo.sharded_weight_gemm, {"out": poisoned((4, 6))}, r"out has shape \[4, 6\]; expected .* = \[4, 12\]"),
+        (fo.sharded_weight_gemm, {"bias": poisoned((6,))}, r"bias has shape \[6\]; expected \[n\] = \[12\]"),
+        (fo.sharded_weight_gemm, {"a": A[:3]}, "ranks disagree: rank 0 calls sharded-weight-gemm m=4 .* m=3"),
+        (fo.sharded_weight_gemm, {"method": "signal"}, "method is 'signal'; expected one of auto, overlap, serial"),
+        (fo.sharded_weight_gemm, {"bais": None}, "'bais' is no argument of this call"),
+        (fo.gradient_reduce_scatter, {"rows": [1]}, r"rows is \[1\]; expected a number >= 0 for each of the 2 ranks"),
+        (fo.gradient_reduce_scatter, {"rows": [-1, 5]}, r"rows is \[-1, 5\]; expected a number >= 0"),
+        (fo.gradient_reduce_scatter, {"rows": [1, 3]}, "ranks disagree: rank 0 calls gradient-reduce-scatter m=4"),
+        (fo.gradient_reduce_scatter, {"out": poisoned((4, 6))}, r"out has shape \[4, 6\]; expected .* = \[2, 6\]"),
+        (fo.gemm_all_to_all_heads, {"columns": [2]}, r"columns is \[2\]; expected a number >= 0 for each of the 2"),
+        (fo.gemm_all_to_all_heads, {"columns": [2, 4]}, "ranks disagree: .*columns=2,4"),
+        (fo.gemm_all_to_all_heads, {"b": B[:5]}, "ranks disagree: .* n=6 .* n=5"),
+        (fo.gemm_all_to_all_heads, {"bias": poisoned((6,))}, r"bias has .*expected \[columns of this rank\]"),
+        (fo.gemm_all_to_all_heads, {"out": poisoned((8, 6))}, r"out has shape \[8, 6\]; expected .* = \[8, 3\]"),
+        (fo.gemm_all_to_all_heads, {"stream": 1}, "stream is 1; calls on the CPU have none"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_on_one_rank_is_an_error_on_all(function, arguments, message):
+    def on_rank(comm):
+        call = {"a": A, "b": B, "comm": comm}
+        if "bais" in arguments:  # Wrong on every rank: it is found before the ranks meet.
+            with pytest.raises(TypeError, match=message):
+                function(**call, **arguments)
+            return function(**call).shape
+        wrong = {**call, **arguments} if comm.rank == 1 else call
+        with pytest.raises(fo.Error, match=message):
+            function(**wrong)
+        return function(**call).shape
+
+    assert len(fo.run_ranks(2, on_rank)) == 2
+
+
+def test_sizes_that_do_not_sum_up_are_an_error_on_all_ranks():
+    def on_rank(comm):
+        with pytest.raises(ValueError, match="sum to 5"):
+            fo.ShardedWeightGemm(comm, m=4, n=6, k=8, rows=[2, 3])
+        with pytest.raises(ValueError, match="sum to 7"):
+            fo.GemmAllToAllHeads(comm, m=8, n=6, k=8, columns=[3, 4])
+        with pytest.raises(ValueError, match="parts is -1; expected an integer >= 0"):
+            fo.AllGatherGemm(comm, m=8, n=6, k=8, parts=-1)
+        operator = fo.ShardedWeightGemm(comm, m=4, n=6, k=8, rows=[2, 4])
+        with pytest.raises(ValueError, match=r"b has shape \[6, 8\]; expected \[rows of this rank, k\]"):
+            operator(A, B)
+        with pytest.raises(ValueError, match=r"a has shape \[3, 8\]; expected \[m, k\] = \[4, 8\]"):
+            operator(A[:3], B[: [2, 4][comm.rank]])
+
+    fo.run_ranks(2, on_rank)
