@@ -8,13 +8,15 @@ Rank r of W has experts [r·E/W, (r+1)·E/W) of E, rounded down; tokens may diff
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from . import _arrays, _core
 from ._agreement import agree, operator_for, require_communicator
 from ._gemm import check_stream
-from ._options import carried_out, integers, tile_list
+from ._options import carried_out, count, integers, tile_list
 from .errors import ArgumentTypeError, BadArgumentError
+from .planning import Plan
 from .ranks import Communicator
 
 Routing = _core.MoeRouting
@@ -64,12 +66,30 @@ def _flat(values: Any) -> list[Any]:
     return [entry for row in rows for entry in row]
 
 
+def _controller(fields: Mapping[str, float] | None) -> _core.MoeControllerOptions:
+    options = _core.MoeControllerOptions()
+    accepted = [name for name in dir(options) if not name.startswith("_")]
+    for name, value in (fields or {}).items():
+        if name not in accepted:
+            raise BadArgumentError(f"controller has {name!r}; expected some of {', '.join(accepted)}")
+        try:
+            setattr(options, name, value)
+        except TypeError as error:
+            raise BadArgumentError(f"controller[{name!r}] is {value!r}; expected a number") from error
+    return options
+
+
 class MoeLayer:
     """One layer on the ranks of ``comm``, made once and called often. Making it is collective.
 
     capacity: rows that an expert takes at most, of all ranks together; 0: nothing is dropped.
     transport: "put" (in-process ranks), "collective", or "auto". padding: "ragged", "shared" or "paper";
     order: "owner-major" or "expert-major". tile: (rows, columns) or None.
+    segment_bands: tile rows of a segment that is put. consumers: streams that put segments, 1 to 16.
+    collective_groups: all-to-alls of the results with transport "collective".
+    adapt: change consumers, compute threads and segment_bands between calls, as ``report["adaptation"]`` tells; the
+    result keeps its bits with padding "ragged". controller: bounds and thresholds for that, by the names of
+    MoeControllerOptions (moe_controller.h): {"max_consumers": 8, "patience": 3}.
     """
 
     def __init__(
@@ -87,30 +107,35 @@ class MoeLayer:
         padding: str = "ragged",
         order: str = "owner-major",
         tile: Any = None,
+        segment_bands: int = 2,
+        consumers: int = 1,
+        collective_groups: int = 4,
+        adapt: bool = False,
+        controller: Mapping[str, float] | None = None,
     ) -> None:
         require_communicator(comm)
-        if transport == "auto":
-            transport = "put" if comm.name == "in-process" else "collective"
         self.comm = comm
         self.hidden, self.intermediate, self.num_experts = int(hidden), int(intermediate), int(num_experts)
         self.gated = bool(gated)
         self._dtype = _arrays.dtype_name(dtype)
-        self._core = _core.make_moe_layer(
-            comm._get_context(),
-            self.hidden,
-            self.intermediate,
-            self.num_experts,
-            self._dtype,
-            self.gated,
-            activation or "none",
-            int(capacity),
-            padding,
-            order,
-            transport,
-            tile_list(tile),
-            comm._poison_workspace,
-        )
-        #: What the last call did on this rank: phases in microseconds, rows sent and dropped, workspace.
+        options = _core.MoeLayerOptions()
+        options.hidden, options.intermediate = self.hidden, self.intermediate
+        options.num_experts, options.dtype = self.num_experts, self._dtype
+        options.gated, options.activation = self.gated, activation or "none"
+        options.capacity, options.padding, options.order = int(capacity), padding, order
+        if transport == "auto":
+            transport = "put" if comm.name == "in-process" else "collective"
+        options.transport = transport
+        size = tile_list(tile)
+        if size:
+            options.tile_m, options.tile_n = size[:2]
+        options.segment_bands, options.consumers = count(segment_bands, "segment_bands"), count(consumers, "consumers")
+        options.collective_groups = count(collective_groups, "collective_groups")
+        options.adapt, options.controller = bool(adapt), _controller(controller)
+        options.poison_workspace = comm._poison_workspace
+        self._core = _core.make_moe_layer(comm._get_context(), options)
+        #: What the last call did on this rank: phases in microseconds, rows sent, dropped and wasted, workspace,
+        #: setting, and what the controller decided.
         self.report: dict[str, Any] = {}
 
     @property
@@ -120,6 +145,27 @@ class MoeLayer:
     @property
     def local_experts(self) -> int:
         return self._core.local_experts
+
+    @property
+    def setting(self) -> dict[str, int]:
+        """consumers, compute_units and segment_bands of the next call."""
+        return self._core.setting
+
+    def set_adaptive(self, adapt: bool) -> None:
+        """Adaptation on or off from the next call on; the setting in force stays. All ranks call it alike."""
+        self._core.set_adaptive(bool(adapt))
+
+    def plans(self) -> tuple[Plan, Plan]:
+        """This rank's plans of the call before: dispatch with the first GEMM, and second GEMM with the return."""
+        dispatch, combine = self._core.plans_json()
+        return Plan(dispatch), Plan(combine)
+
+    def measure_parts(self, w_up: Any, w_down: Any) -> dict[str, float]:
+        """The last call's GEMMs without communication and transfers without GEMMs, in microseconds. Collective.
+
+        To tell how much is hidden. No ``backward`` can follow it.
+        """
+        return self._core.measure_parts(*self._weights(w_up, w_down))
 
     def _view(self, array: Any, name: str, shape: list[int], meaning: str, **options: Any) -> _core.Array:
         seen = _arrays.view(array, name, ndim=len(shape), **options)

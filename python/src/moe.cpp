@@ -34,28 +34,8 @@ struct Layer {
   }
 };
 
-std::unique_ptr<Layer> make_layer(const std::shared_ptr<GuardedContext>& context, std::int64_t hidden,
-                                  std::int64_t intermediate, std::int64_t num_experts,
-                                  const std::string& dtype, bool gated, const std::string& activation,
-                                  std::int64_t capacity, const std::string& padding, const std::string& order,
-                                  const std::string& transport, const std::vector<std::int64_t>& tile,
-                                  bool poison_workspace) {
-  MoeLayerOptions options;
-  options.hidden = hidden;
-  options.intermediate = intermediate;
-  options.num_experts = num_experts;
-  options.dtype = parse_dtype(dtype);
-  options.gated = gated;
-  options.activation = parse_activation(activation);
-  options.capacity = capacity;
-  options.padding = parse_moe_padding(padding);
-  options.order = parse_moe_order(order);
-  options.transport = parse_moe_transport(transport);
-  if (tile.size() >= 2) {
-    options.tile_m = tile[0];
-    options.tile_n = tile[1];
-  }
-  options.poison_workspace = poison_workspace;
+std::unique_ptr<Layer> make_layer(const std::shared_ptr<GuardedContext>& context,
+                                  const MoeLayerOptions& options) {
   std::unique_ptr<MoeLayer> moe;
   {
     const nb::gil_scoped_release release;
@@ -68,6 +48,24 @@ std::unique_ptr<Layer> make_layer(const std::shared_ptr<GuardedContext>& context
 void require_dense(const Array* array) {
   if (array == nullptr || array->is_dense()) return;
   core::fail(ErrorKind::kBadArgument, "{} has gaps; expected a C-contiguous array", array->description());
+}
+
+nb::dict to_dict(const MoeSetting& setting) {
+  nb::dict dict;
+  dict["consumers"] = setting.consumers;
+  dict["compute_units"] = setting.compute_units;
+  dict["segment_bands"] = setting.segment_bands;
+  return dict;
+}
+
+nb::dict to_dict(const MoeWaste& waste) {
+  nb::dict dict;
+  dict["valid_rows"] = waste.valid_rows;
+  dict["computed_rows"] = waste.computed_rows;
+  dict["wasted_rows"] = waste.wasted_rows();
+  dict["bands"] = waste.bands;
+  dict["experts"] = waste.experts;
+  return dict;
 }
 
 nb::dict to_dict(const MoeReport& report) {
@@ -86,6 +84,9 @@ nb::dict to_dict(const MoeReport& report) {
   dict["workspace_bytes"] = report.workspace_bytes;
   dict["backlog_us"] = report.backlog_us;
   dict["consumer_idle"] = report.consumer_idle;
+  dict["waste"] = to_dict(report.waste);
+  dict["setting"] = to_dict(report.setting);
+  dict["adaptation"] = report.adaptation;
   return dict;
 }
 
@@ -135,6 +136,64 @@ nb::dict backward(Layer& self, const Array& out_gradient, const Array& up, const
   return to_dict(report);
 }
 
+nb::dict measure_parts(Layer& self, const Array& up, const Array& down) {
+  MoeLayer::Parts parts;
+  {
+    const nb::gil_scoped_release release;
+    const auto lock = self.context->enter();
+    parts = self.moe->measure_parts(weights_of(up, down));
+  }
+  nb::dict dict;
+  dict["dispatch_gemm_us"] = parts.dispatch_gemm_us;
+  dict["dispatch_transfer_us"] = parts.dispatch_transfer_us;
+  dict["combine_gemm_us"] = parts.combine_gemm_us;
+  dict["combine_transfer_us"] = parts.combine_transfer_us;
+  return dict;
+}
+
+/// An option whose values have names: read by name_of, written by `parse`.
+template <auto kMember, auto kParse>
+void bind_named(nb::class_<MoeLayerOptions>& options, const char* name) {
+  options.def_prop_rw(
+      name, [](const MoeLayerOptions& self) { return std::string(name_of(self.*kMember)); },
+      [](MoeLayerOptions& self, const std::string& value) { self.*kMember = kParse(value); });
+}
+
+void bind_options(nb::module_& module) {
+  using Control = MoeControllerOptions;
+  nb::class_<Control>(module, "MoeControllerOptions")
+      .def(nb::init<>())
+      .def_rw("min_consumers", &Control::min_consumers)
+      .def_rw("max_consumers", &Control::max_consumers)
+      .def_rw("min_segment_bands", &Control::min_segment_bands)
+      .def_rw("max_segment_bands", &Control::max_segment_bands)
+      .def_rw("total_units", &Control::total_units)
+      .def_rw("high_backlog", &Control::high_backlog)
+      .def_rw("high_idle", &Control::high_idle)
+      .def_rw("patience", &Control::patience);
+  using Options = MoeLayerOptions;
+  nb::class_<Options> options(module, "MoeLayerOptions");
+  options.def(nb::init<>())
+      .def_rw("hidden", &Options::hidden)
+      .def_rw("intermediate", &Options::intermediate)
+      .def_rw("num_experts", &Options::num_experts)
+      .def_rw("gated", &Options::gated)
+      .def_rw("tile_m", &Options::tile_m)
+      .def_rw("tile_n", &Options::tile_n)
+      .def_rw("segment_bands", &Options::segment_bands)
+      .def_rw("consumers", &Options::consumers)
+      .def_rw("collective_groups", &Options::collective_groups)
+      .def_rw("capacity", &Options::capacity)
+      .def_rw("adapt", &Options::adapt)
+      .def_rw("controller", &Options::controller)
+      .def_rw("poison_workspace", &Options::poison_workspace);
+  bind_named<&Options::dtype, parse_dtype>(options, "dtype");
+  bind_named<&Options::activation, parse_activation>(options, "activation");
+  bind_named<&Options::padding, parse_moe_padding>(options, "padding");
+  bind_named<&Options::order, parse_moe_order>(options, "order");
+  bind_named<&Options::transport, parse_moe_transport>(options, "transport");
+}
+
 GateOptions gate_options(const std::string& function, std::int32_t top_k, bool renormalise) {
   GateOptions options;
   options.top_k = top_k;
@@ -163,6 +222,7 @@ std::vector<float> gradient_of_logits(const Array& logits, const std::string& fu
 }  // namespace
 
 void bind_moe(nb::module_& module) {
+  bind_options(module);
   nb::class_<MoeRouting>(module, "MoeRouting")
       .def(
           "__init__",
@@ -183,12 +243,17 @@ void bind_moe(nb::module_& module) {
       .def("backward", backward, nb::arg("out_gradient"), nb::arg("up"), nb::arg("down"), nb::arg("input"),
            nb::arg("routing_weights").none(), nb::arg("up_gradient").none(), nb::arg("down_gradient").none(),
            nb::arg("method"))
+      .def("measure_parts", measure_parts, nb::arg("up"), nb::arg("down"))
+      .def("plans_json",
+           [](const Layer& self) {
+             return std::vector{to_json(self.moe->dispatch_plan()), to_json(self.moe->combine_plan())};
+           })
+      .def_prop_ro("setting", [](const Layer& self) { return to_dict(self.moe->setting()); })
+      .def(
+          "set_adaptive", [](Layer& self, bool adapt) { self.moe->set_adaptive(adapt); }, nb::arg("adapt"))
       .def_prop_ro("first_expert", [](const Layer& self) { return self.moe->first_expert(); })
       .def_prop_ro("local_experts", [](const Layer& self) { return self.moe->local_experts(); });
-  module.def("make_moe_layer", make_layer, nb::arg("context"), nb::arg("hidden"), nb::arg("intermediate"),
-             nb::arg("num_experts"), nb::arg("dtype"), nb::arg("gated"), nb::arg("activation"),
-             nb::arg("capacity"), nb::arg("padding"), nb::arg("order"), nb::arg("transport"), nb::arg("tile"),
-             nb::arg("poison_workspace"));
+  module.def("make_moe_layer", make_layer, nb::arg("context"), nb::arg("options"));
   module.def("route_tokens", route, nb::arg("logits"), nb::arg("function"), nb::arg("top_k"),
              nb::arg("renormalise"));
   module.def("route_gradient", gradient_of_logits, nb::arg("logits"), nb::arg("function"),

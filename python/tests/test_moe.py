@@ -80,6 +80,89 @@ def test_b29_more_rows_than_an_expert_takes():
     assert {report["all_dropped_rows"] for ((_, report),) in results} == {960}
 
 
+def test_options_change_how_and_not_what():
+    rng = np.random.default_rng(3)
+    ids, weights = rng.integers(0, 6, (50, 2)), rng.random((50, 2), np.float32)
+    call = [(rng.integers(-4, 5, (50, 16)).astype(np.float32), ids, weights)] * 3
+    plain = run_identity(3, 6, 16, [call])
+    for options in (
+        {"segment_bands": 1, "consumers": 3, "tile": (8, 8)},
+        {"transport": "collective", "collective_groups": 2},
+        {"order": "expert-major", "segment_bands": 7},
+    ):
+        for ((out, report),), ((expected, _),) in zip(run_identity(3, 6, 16, [call], **options), plain, strict=True):
+            np.testing.assert_array_equal(out, expected)
+            assert report["setting"]["segment_bands"] == options.get("segment_bands", 2)
+            assert report["setting"]["consumers"] == options.get("consumers", 1)
+            waste = report["waste"]
+            assert waste["wasted_rows"] == waste["computed_rows"] - waste["valid_rows"]
+            assert report["adaptation"] == ""
+
+
+def test_adaptation_tells_what_it_decides_and_keeps_the_bits():
+    x, ones = np.ones((64, 8), np.float32), np.ones((64, 1), np.float32)
+    ids = (np.arange(64) % 4)[:, None]
+
+    def on_rank(comm):
+        up, down = identity_weights(comm.rank, 2, 4, 8)
+        layer = fo.MoeLayer(
+            comm, hidden=8, intermediate=8, num_experts=4, gated=False, activation=None, adapt=True,
+            consumers=2, controller={"max_consumers": 2, "min_consumers": 2, "patience": 1},
+        )  # fmt: skip
+        outs, told = [], []
+        for step in range(4):
+            layer.set_adaptive(step < 3)
+            outs.append(layer(x, fo.routing(ids, ones, 4), up, down))
+            told.append(layer.report["adaptation"])
+            assert layer.setting["consumers"] == 2
+        for out in outs[1:]:
+            np.testing.assert_array_equal(out, outs[0])
+        return told
+
+    first, second = fo.run_ranks(2, on_rank)
+    assert first == second
+    assert first[1] != ""
+    assert first[2] != ""
+
+
+def test_plans_and_parts_of_the_last_call():
+    def on_rank(comm):
+        up, down = identity_weights(comm.rank, 2, 4, 8)
+        layer = fo.MoeLayer(comm, hidden=8, intermediate=8, num_experts=4, gated=False, activation=None)
+        with pytest.raises(ValueError, match="call"):
+            layer.plans()
+        layer(np.ones((5, 8), np.float32), fo.routing([[0]] * 5, [[1.0]] * 5, 4), up, down)
+        operations = [plan.operation for plan in layer.plans()]
+        parts = layer.measure_parts(up, down)
+        assert all(value >= 0 for value in parts.values())
+        return operations, sorted(parts)
+
+    for operations, parts in fo.run_ranks(2, on_rank):
+        assert len(set(operations)) == 2
+        assert parts == ["combine_gemm_us", "combine_transfer_us", "dispatch_gemm_us", "dispatch_transfer_us"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"segment_bands": 0}, "segment_bands is 0"),
+        ({"consumers": 17}, "consumers is 17"),
+        ({"collective_groups": 0}, "collective_groups is 0"),
+        ({"consumers": 1.5}, "consumers is 1.5; expected an integer"),
+        ({"controller": {"speed": 1}}, "controller has 'speed'; expected some of .*max_consumers"),
+        ({"controller": {"patience": "much"}}, r"controller\['patience'\] is 'much'; expected a number"),
+        ({"adapt": True, "controller": {"max_consumers": 0}}, "max_consumers"),
+        ({"padding": "soft"}, "soft"),
+    ],
+)
+def test_layer_options_that_do_not_hold(options, message):
+    def on_rank(comm):
+        with pytest.raises(ValueError, match=message):
+            fo.MoeLayer(comm, hidden=8, intermediate=8, num_experts=4, **options)
+
+    fo.run_ranks(2, on_rank)
+
+
 def silu(x):
     return x / (1 + np.exp(-x))
 

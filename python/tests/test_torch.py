@@ -217,17 +217,13 @@ def test_replace_linear_layers():
     fo.run_ranks(2, on_rank)
 
 
-@pytest.mark.skipif(not hasattr(torch.library, "custom_op"), reason="PyTorch before 2.4 has no torch.library.custom_op")
-@pytest.mark.parametrize(
-    ("layer_class", "sequence_parallel", "forward", "backward"),
-    [
-        (fot.RowParallelLinear, False, {"gemm_all_reduce"}, set()),
-        (fot.RowParallelLinear, True, {"gemm_reduce_scatter"}, {"all_gather_gemm"}),
-        (fot.ColumnParallelLinear, False, set(), {"gemm_all_reduce"}),
-        (fot.ColumnParallelLinear, True, {"all_gather_gemm"}, {"gemm_reduce_scatter", "all_gather"}),
-    ],
+needs_custom_op = pytest.mark.skipif(
+    not hasattr(torch.library, "custom_op"), reason="PyTorch before 2.4 has no torch.library.custom_op"
 )
-def test_compile_keeps_the_operators_whole(layer_class, sequence_parallel, forward, backward):
+
+
+def compiled_operators(layer, x):
+    """Those of ours in the graphs of torch.compile, which must compute what the layer does without it."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
@@ -240,28 +236,53 @@ def test_compile_keeps_the_operators_whole(layer_class, sequence_parallel, forwa
 
         return compiler
 
+    backend = aot_autograd(fw_compiler=keep("forward"), bw_compiler=keep("backward"))
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    wanted, out = layer(x), compiled(x)
+    torch.testing.assert_close(out, wanted, rtol=0, atol=0)
+    inputs = (x, *(parameter for parameter in layer.parameters() if parameter.requires_grad))
+    for got, expected in zip(gradients_of(out, *inputs), gradients_of(wanted, *inputs), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+    return {
+        which: sorted(target.split(".")[1] for target in targets if target.startswith("flashoverlap."))
+        for which, targets in graphs.items()
+    }
+
+
+@needs_custom_op
+@pytest.mark.parametrize(
+    ("layer_class", "sequence_parallel", "forward", "backward"),
+    [
+        (fot.RowParallelLinear, False, {"gemm_all_reduce"}, set()),
+        (fot.RowParallelLinear, True, {"gemm_reduce_scatter"}, {"all_gather_gemm"}),
+        (fot.ColumnParallelLinear, False, set(), {"gemm_all_reduce"}),
+        (fot.ColumnParallelLinear, True, {"all_gather_gemm"}, {"gemm_reduce_scatter", "all_gather"}),
+    ],
+)
+def test_compile_keeps_the_operators_whole(layer_class, sequence_parallel, forward, backward):
     def on_rank(comm):
         layer = layer_class(8, 6, comm=comm, sequence_parallel=sequence_parallel)
-        x = torch.randn(5, 8, requires_grad=True)
-        backend = aot_autograd(fw_compiler=keep("forward"), bw_compiler=keep("backward"))
-        compiled = torch.compile(layer, backend=backend, fullgraph=True)
-        wanted, out = layer(x), compiled(x)
-        torch.testing.assert_close(out, wanted, rtol=0, atol=0)
-        inputs = (x, layer.weight, layer.bias)
-        for got, expected in zip(gradients_of(out, *inputs), gradients_of(wanted, *inputs), strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+        return compiled_operators(layer, torch.randn(5, 8, requires_grad=True))
 
     torch.compiler.reset()
-    fo.run_ranks(1, on_rank)
-    for which, names in (("forward", forward), ("backward", backward)):
-        operators = [target for target in graphs[which] if target.startswith("flashoverlap.")]
-        assert {operator.split(".")[1] for operator in operators} == names
-        assert len(operators) == len(names)
+    assert fo.run_ranks(1, on_rank) == [{"forward": sorted(forward), "backward": sorted(backward)}]
+
+
+@needs_custom_op
+@pytest.mark.parametrize("frozen", [False, True])
+def test_compile_keeps_the_experts_whole(frozen):
+    def on_rank(comm):
+        module = fot.MoE(8, 6, 5, 2, comm=comm)
+        module.w_up.requires_grad_(not frozen)
+        return compiled_operators(module, torch.randn(3, 4, 8, requires_grad=True))
+
+    torch.compiler.reset()
+    assert fo.run_ranks(1, on_rank) == [{"forward": ["moe_layer"], "backward": ["moe_layer_backward"]}]
 
 
 @pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="PyTorch before 2.4 has no torch.library.opcheck")
 def test_custom_operators_are_registered_rightly():
-    from flashoverlap.torch import ops
+    from flashoverlap.torch import moe, ops
 
     def on_rank(comm):
         number = ops.number_of(comm)
@@ -271,6 +292,13 @@ def test_custom_operators_are_registered_rightly():
         torch.library.opcheck(ops.reduce_scatter_op, (a, b, torch.ones(4), number, "auto"), test_utils=tests)
         torch.library.opcheck(ops.all_gather_gemm_op, (a, b, None, 5, number, "auto"), test_utils=tests)
         torch.library.opcheck(ops.all_gather_op, (a, 5, number), test_utils=tests)
+        module = fot.MoE(8, 6, 5, 2, comm=comm)
+        x, logits, call = torch.randn(3, 8), torch.randn(3, 5), torch.tensor(1)
+        weights = (module.w_up.detach(), module.w_down.detach())
+        torch.library.opcheck(moe.forward_op, (x, logits, *weights, module._number), test_utils=tests)
+        for wants in ((True, True), (False, True), (True, False)):
+            arguments = (torch.ones(3, 8), x, logits, *weights, call, module._number, *wants)
+            torch.library.opcheck(moe.backward_op, arguments, test_utils=tests)
 
     fo.run_ranks(1, on_rank)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -11,55 +13,119 @@ from torch import Tensor, nn
 from .. import _arrays, _core, moe
 from ..errors import BadArgumentError
 from ..ranks import Communicator
+from .ops import register
+
+_numbers = itertools.count(1)
+_runners: weakref.WeakValueDictionary[int, _Runner] = weakref.WeakValueDictionary()
+
+
+class _Runner:
+    """The layer of one module, and what it knows of its last call. Custom operators name it by ``number``."""
+
+    def __init__(self, layer: moe.MoeLayer, top_k: int, gate: str, renormalise: bool, method: str) -> None:
+        self.layer = layer
+        self.top_k, self.gate, self.renormalise, self.method = top_k, gate, renormalise, method
+        self.number = next(_numbers)
+        self.calls = 0
+        self.routed: moe.Routing | None = None
+        _runners[self.number] = self
+
+    def forward(self, x: Tensor, logits: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
+        self.calls += 1
+        self.routed = moe.route(logits, self.top_k, gate=self.gate, renormalise=self.renormalise)
+        out: Tensor = self.layer(x, self.routed, w_up, w_down, method=self.method)
+        return out
+
+    def of_logits(self, logits: Tensor, of_weights: Tensor) -> Tensor:
+        assert self.routed is not None
+        flat = _core.route_gradient(
+            _arrays.view(logits, "logits", ndim=2),
+            self.gate,
+            self.renormalise,
+            self.routed,
+            of_weights.flatten().tolist(),
+        )
+        return torch.tensor(flat, dtype=logits.dtype).reshape(logits.shape)
+
+
+def _forward(x: Tensor, logits: Tensor, w_up: Tensor, w_down: Tensor, runner: int) -> tuple[Tensor, Tensor]:
+    """The result, and the number of this call."""
+    one = _runners[runner]
+    out = one.forward(x, logits, w_up, w_down)
+    return out, torch.tensor(one.calls)
+
+
+def _fake_forward(x: Tensor, logits: Tensor, w_up: Tensor, w_down: Tensor, runner: int) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty((), dtype=torch.int64)
+
+
+def _backward(
+    gradient: Tensor,
+    x: Tensor,
+    logits: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    call: Tensor,
+    runner: int,
+    wants_up: bool,
+    wants_down: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of x, logits, w_up and w_down; empty where not wanted."""
+    one = _runners[runner]
+    if one.calls != int(call):
+        one.forward(x, logits, w_up, w_down)  # The layer keeps the rows of its last call only.
+    of_weights = torch.empty((x.shape[0], one.top_k))
+    of_up = torch.empty(w_up.shape if wants_up else (0,))
+    of_down = torch.empty(w_down.shape if wants_down else (0,))
+    of_x: Tensor = one.layer.backward(
+        gradient.contiguous(),
+        w_up,
+        w_down,
+        weights_gradient=of_weights,
+        w_up_gradient=of_up if wants_up else None,
+        w_down_gradient=of_down if wants_down else None,
+        method=one.method,
+    )
+    return of_x, one.of_logits(logits, of_weights), of_up.to(w_up.dtype), of_down.to(w_down.dtype)
+
+
+def _fake_backward(
+    gradient: Tensor,
+    x: Tensor,
+    logits: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    call: Tensor,
+    runner: int,
+    wants_up: bool,
+    wants_down: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (
+        x.new_empty(x.shape),
+        logits.new_empty(logits.shape),
+        w_up.new_empty(w_up.shape if wants_up else (0,)),
+        w_down.new_empty(w_down.shape if wants_down else (0,)),
+    )
+
+
+forward_op = register("moe_layer", _forward, _fake_forward)
+backward_op = register("moe_layer_backward", _backward, _fake_backward)
 
 
 class _Moe(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor, logits: Tensor, w_up: Tensor, w_down: Tensor, module: MoE) -> Tensor:
-        routed = moe.route(logits, module.top_k, gate=module.gate, renormalise=module.renormalise)
-        context.save_for_backward(x, logits, w_up, w_down)
-        context.module, context.routed = module, routed
-        out: Tensor = module._run(x, routed, w_up, w_down)
-        context.call = module._calls
+    def forward(context: Any, x: Tensor, logits: Tensor, w_up: Tensor, w_down: Tensor, runner: int) -> Tensor:
+        out: Tensor
+        out, call = forward_op(x, logits, w_up, w_down, runner)
+        context.save_for_backward(x, logits, w_up, w_down, call)
+        context.runner = runner
         return out
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, logits, w_up, w_down = context.saved_tensors
-        module, routed = context.module, context.routed
-        if module._calls != context.call:
-            # The layer keeps the rows of its last call only.
-            module._run(x, routed, w_up, w_down)
-            context.call = module._calls
-        of_weights = torch.empty((routed.tokens, routed.top_k))
-        of_up = torch.empty(w_up.shape) if context.needs_input_grad[2] else None
-        of_down = torch.empty(w_down.shape) if context.needs_input_grad[3] else None
-        of_x = module._layer.backward(
-            gradient.contiguous(),
-            w_up,
-            w_down,
-            weights_gradient=of_weights,
-            w_up_gradient=of_up,
-            w_down_gradient=of_down,
-            method=module.method,
-        )
-        of_logits = None
-        if context.needs_input_grad[1]:
-            flat = _core.route_gradient(
-                _arrays.view(logits, "logits", ndim=2),
-                module.gate,
-                module.renormalise,
-                routed,
-                of_weights.flatten().tolist(),
-            )
-            of_logits = torch.tensor(flat, dtype=logits.dtype).reshape(logits.shape)
-        return (
-            of_x,
-            of_logits,
-            None if of_up is None else of_up.to(w_up.dtype),
-            None if of_down is None else of_down.to(w_down.dtype),
-            None,
-        )
+        wants = context.needs_input_grad
+        gradients = backward_op(gradient, *context.saved_tensors, context.runner, wants[2], wants[3])
+        return (*(one if wanted else None for one, wanted in zip(gradients, wants[:4], strict=True)), None)
 
 
 class MoE(nn.Module):
@@ -67,7 +133,7 @@ class MoE(nn.Module):
 
     ``router`` [E, H] is the same on all ranks (start from equal values, and sum its gradient over the ranks, as with
     any data-parallel parameter); ``w_up`` [local experts, 2 I, H] has gate above up; ``w_down`` [local experts, H, I].
-    All ranks call forward and backward in the same order. torch.compile breaks the graph here.
+    All ranks call forward and backward in the same order.
     """
 
     def __init__(
@@ -87,10 +153,9 @@ class MoE(nn.Module):
         super().__init__()
         if not 1 <= top_k <= num_experts:
             raise BadArgumentError(f"top_k is {top_k}; expected 1 to the {num_experts} experts")
-        self.comm, self.top_k, self.gate = comm, top_k, gate
-        self.renormalise, self.method = renormalise, method
+        self.comm = comm
         self.router = nn.Parameter(torch.empty(num_experts, hidden, dtype=dtype))
-        self._layer = moe.MoeLayer(
+        layer = moe.MoeLayer(
             comm,
             hidden=hidden,
             intermediate=intermediate,
@@ -98,10 +163,11 @@ class MoE(nn.Module):
             dtype=self.router.dtype,
             capacity=capacity,
         )
-        experts = self._layer.local_experts
+        self._runner = _Runner(layer, top_k, gate, renormalise, method)
+        self._number = self._runner.number  # A plain number: torch.compile can look at it.
+        experts = layer.local_experts
         self.w_up = nn.Parameter(torch.empty(experts, 2 * intermediate, hidden, dtype=dtype))
         self.w_down = nn.Parameter(torch.empty(experts, hidden, intermediate, dtype=dtype))
-        self._calls = 0
         for parameter, fan_in in ((self.router, hidden), (self.w_up, hidden), (self.w_down, intermediate)):
             bound = 1 / math.sqrt(max(1, fan_in))
             nn.init.uniform_(parameter, -bound, bound)
@@ -109,15 +175,8 @@ class MoE(nn.Module):
     @property
     def report(self) -> dict[str, Any]:
         """What the last call did on this rank."""
-        return self._layer.report
+        return self._runner.layer.report
 
-    def _run(self, x: Tensor, routed: moe.Routing, w_up: Tensor, w_down: Tensor) -> Tensor:
-        self._calls += 1
-        with torch.no_grad():
-            out: Tensor = self._layer(x, routed, w_up, w_down, method=self.method)
-        return out
-
-    @torch.compiler.disable
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() < 1 or x.shape[-1] != self.router.shape[1]:
             raise BadArgumentError(
@@ -125,7 +184,7 @@ class MoE(nn.Module):
             )
         matrix = x.reshape(-1, x.shape[-1])
         logits = nn.functional.linear(matrix, self.router)
-        out: Tensor = _Moe.apply(matrix, logits, self.w_up, self.w_down, self)
+        out: Tensor = _Moe.apply(matrix, logits, self.w_up, self.w_down, self._number)
         return out.reshape(x.shape)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _arrays, _core
+from .. import _arrays
+from .._options import share
 from ..gathers import all_gather_gemm
 from ..operators import gemm_all_reduce, gemm_reduce_scatter
 from ..ranks import Communicator
@@ -32,13 +33,9 @@ def number_of(comm: Communicator) -> int:
     return number
 
 
-def share(total: int, comm: Communicator) -> int:
-    """Of ``total`` rows those that this rank owns: rank r of W has [r·total/W, (r+1)·total/W)."""
-    return (comm.rank + 1) * total // comm.size - comm.rank * total // comm.size
-
-
 def shares(total: int, size: int) -> list[int]:
-    return [(rank + 1) * total // size - rank * total // size for rank in range(size)]
+    """Of ``total`` rows those that each rank owns: rank r of W has [r·total/W, (r+1)·total/W)."""
+    return [share(total, size, rank) for rank in range(size)]
 
 
 def _all_reduce(a: Tensor, b: Tensor, bias: Tensor | None, comm: int, method: str) -> Tensor:
@@ -81,14 +78,15 @@ def _fake_all_reduce(a: Tensor, b: Tensor, bias: Tensor | None, comm: int, metho
 
 
 def _fake_reduce_scatter(a: Tensor, b: Tensor, bias: Tensor | None, comm: int, method: str) -> Tensor:
-    return a.new_empty((share(a.shape[0], _communicators[comm]), b.shape[0]))
+    communicator = _communicators[comm]
+    return a.new_empty((share(a.shape[0], communicator.size, communicator.rank), b.shape[0]))
 
 
 def _fake_all_gather(x: Tensor, rows: int, comm: int) -> Tensor:
     return x.new_empty((rows, x.shape[1]))
 
 
-def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+def register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     if not hasattr(torch.library, "custom_op"):  # Before PyTorch 2.4: works, but torch.compile looks inside.
         return function
     operator = torch.library.custom_op(f"flashoverlap::{name}", function, mutates_args=())
@@ -96,9 +94,17 @@ def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any])
     return operator
 
 
-all_reduce_op = _register("gemm_all_reduce", _all_reduce, _fake_all_reduce)
-reduce_scatter_op = _register("gemm_reduce_scatter", _reduce_scatter, _fake_reduce_scatter)
-all_gather_gemm_op = _register("all_gather_gemm", _all_gather_gemm, _fake_all_gather_gemm)
-all_gather_op = _register("all_gather", _all_gather, _fake_all_gather)
+all_reduce_op = register("gemm_all_reduce", _all_reduce, _fake_all_reduce)
+reduce_scatter_op = register("gemm_reduce_scatter", _reduce_scatter, _fake_reduce_scatter)
+all_gather_gemm_op = register("all_gather_gemm", _all_gather_gemm, _fake_all_gather_gemm)
+all_gather_op = register("all_gather", _all_gather, _fake_all_gather)
 
-__all__ = ["_core", "all_gather_op", "all_reduce_op", "number_of", "reduce_scatter_op", "share", "shares"]
+__all__ = [
+    "all_gather_gemm_op",
+    "all_gather_op",
+    "all_reduce_op",
+    "number_of",
+    "reduce_scatter_op",
+    "register",
+    "shares",
+]
