@@ -203,4 +203,27 @@ class GemmAllToAll final : public GemmOperator {
   std::vector<std::int64_t> rows_from_;
 };
 
+/// out[rows of this rank, n] = epilogue(A[rows of this rank, k] · B^T), where rank s has the columns of A of
+/// its heads (arXiv 2604.24013, UP): the output projection behind Ulysses attention. The GEMM begins with
+/// this rank's columns and takes those of the other ranks as they arrive, summed in float32 in one order, so
+/// that results are bitwise repeatable and the same as by Method::kSerial.
+///
+/// `Operands::a` is [options.m, slices.columns of this rank], dense: what attention gives, for all tokens.
+/// `Operands::b` is the whole B, [n, k]. options.m is all tokens, options.k all heads' columns;
+/// slices.columns cuts k, and its `parts` cut what travels between two ranks into strips of rows. The
+/// workspace holds the columns that arrive, [rows of this rank, k - own columns], and for 16-bit types a
+/// float32 copy of the output.
+class AllToAllGemm final : public GemmOperator {
+ public:
+  AllToAllGemm(Context& context, const GemmOptions& options, const HeadSlices& slices = {});
+  [[nodiscard]] std::int64_t first_row() const { return first_row_; }        ///< Of this rank's tokens.
+  [[nodiscard]] std::int64_t first_column() const { return first_column_; }  ///< Of this rank's heads.
+  [[nodiscard]] std::int64_t num_columns() const { return num_columns_; }
+
+ private:
+  std::int64_t first_row_ = 0;
+  std::int64_t first_column_ = 0;
+  std::int64_t num_columns_ = 0;
+};
+
 }  // namespace flashoverlap

@@ -108,6 +108,16 @@ struct Slice {
   bool operator==(const Slice&) const = default;
 };
 
+/// Columns [k_begin, k_begin + depth) of A where they do not lie in one matrix with the others: all rows of
+/// the product, dense, from `offset` of `buffer` on.
+struct InputBlock {
+  std::int64_t k_begin = 0;
+  std::int64_t depth = 0;                  ///< >= 1.
+  BufferKind buffer = BufferKind::kInput;  ///< kInput or kReceived.
+  std::int64_t offset = 0;
+  bool operator==(const InputBlock&) const = default;
+};
+
 enum class GatePoint {
   kStart,   ///< The tile may not read A or B from element `k_begin` of the main loop on before the slice has
             ///< arrived.
@@ -117,6 +127,10 @@ enum class GatePoint {
 
 /// Holds one tile until one slice has arrived. A tile may have several.
 ///
+/// Start gates inside the main loop cut it into passes (`OverlapPlan::passes`): the schedule is walked once
+/// for each, so that every tile has taken what is there before the first waits for what is not. Partial sums
+/// stay in float32 from pass to pass.
+///
 /// Finish gates add in the order of ranks, as a collective does: in float32, first the received tiles of
 /// lower ranks (in the order listed), then this rank's own, rounded to the element type as if it had been
 /// received, then those of higher ranks. So the sum has the same bits whatever arrives first, and however it
@@ -125,7 +139,7 @@ struct Gate {
   std::int64_t tile = 0;
   std::int64_t slice = 0;
   GatePoint point = GatePoint::kStart;
-  std::int64_t k_begin = 0;  ///< kStart only.
+  std::int64_t k_begin = 0;  ///< kStart only: counted along the main loop.
   std::int64_t offset = 0;   ///< kFinish only: the dense tile to add, in the received buffer.
   bool operator==(const Gate&) const = default;
 };
@@ -249,6 +263,11 @@ struct OverlapPlan {
   std::vector<Transfer> transfers;
   Restore restore;
   Resources resources;
+  /// Parts of A in the order in which the main loop goes through them, each column in one. Empty: A is one
+  /// matrix, in the input buffer, and the main loop goes through it from left to right.
+  std::vector<InputBlock> input_blocks;
+  std::int64_t input_rows = 0;  ///< With input blocks: what the input buffer holds, [input_rows, input_cols].
+  std::int64_t input_cols = 0;
   std::int64_t packed_size = 0;
   std::int64_t received_size = 0;
   std::int64_t output_rows = 0;
@@ -270,6 +289,8 @@ struct OverlapPlan {
   }
   /// Group of a schedule position.
   [[nodiscard]] std::int64_t group_of(std::int64_t position) const;
+  /// Where each pass over the schedule begins in the main loop: at 0, and wherever a start gate does inside.
+  [[nodiscard]] std::vector<std::int64_t> passes() const;
   /// Waves of each group: the partition.
   [[nodiscard]] std::vector<std::int64_t> partition() const;
   bool operator==(const OverlapPlan&) const = default;

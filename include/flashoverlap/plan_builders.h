@@ -146,6 +146,16 @@ struct HeadSlices {
 /// The same by one all-to-all at the end: the baseline.
 [[nodiscard]] OverlapPlan plan_serial_gemm_all_to_all(const PlanOptions& options, const HeadSlices& slices);
 
+/// All-to-all along heads + GEMM (output projection): rank s has its heads' columns of all tokens,
+/// [options.m, columns of s], as attention leaves them, and all of B; rank d gets its tokens' rows of the
+/// product, [rows of d, n]. Its main loop begins with its own heads' columns and goes on with those of ranks
+/// d - 1, d - 2, … as they arrive (`OverlapPlan::input_blocks`, `passes`), so that no rank waits at the start
+/// or sends at the end. Every rank sends to r + 1, r + 2, … in turn. `options.m`: tokens of all ranks
+/// together; `options.k`: columns of all heads; `slices.columns` cuts k, and its `parts` are strips of rows.
+[[nodiscard]] OverlapPlan plan_all_to_all_gemm(const PlanOptions& options, const HeadSlices& slices);
+/// The same by one all-to-all at the start: the baseline. The main loop takes the columns in the same order.
+[[nodiscard]] OverlapPlan plan_serial_all_to_all_gemm(const PlanOptions& options, const HeadSlices& slices);
+
 /// Where each row of each rank's product goes: destinations[r][i] is the rank that receives row i of rank r's
 /// D.
 struct Routing {

@@ -66,14 +66,28 @@ void check_apart(const Matrix& written, const Matrix& other, const CpuPreparedPl
              prepared.label());
 }
 
-/// Transfers of the plan land in A or B themselves: it must be dense, and apart from what is read.
+/// Transfers of the plan move parts of A or B themselves.
+void check_dense(const Matrix& matrix, bool arrives, const CpuPreparedPlan& prepared) {
+  if (matrix.empty() || matrix.ld == matrix.cols) return;
+  core::fail(ErrorKind::kUnsupported, "{} is {}; parts of {} {} other ranks, so it must be dense: {} ({})",
+             matrix.ld_name, matrix.ld, matrix.name, arrives ? "arrive from" : "go to", matrix.cols,
+             prepared.label());
+}
+
+/// Parts of A or B arrive from other ranks: it must be dense, and apart from what is read.
 void check_written(const Matrix& matrix, std::initializer_list<const Matrix*> others,
                    const CpuPreparedPlan& prepared) {
   for (const Matrix* other : others) check_apart(matrix, *other, prepared);
-  if (matrix.empty() || matrix.ld == matrix.cols) return;
-  core::fail(ErrorKind::kUnsupported,
-             "{} is {}; parts of {} arrive from other ranks, so it must be dense: {} ({})", matrix.ld_name,
-             matrix.ld, matrix.name, matrix.cols, prepared.label());
+  check_dense(matrix, true, prepared);
+}
+
+/// A as the caller has it. Without columns in the product it is needed only where it travels.
+Matrix input_of(const CpuPreparedPlan& prepared, const Operands& operands) {
+  const OverlapPlan& plan = prepared.plan();
+  const bool blocks = !plan.input_blocks.empty();
+  const std::int64_t rows = blocks ? plan.input_rows : plan.grid.rows();
+  const bool needed = plan.grid.cols() > 0 || prepared.moves_input();
+  return {"a", "lda", operands.a, needed ? rows : 0, blocks ? plan.input_cols : plan.grid.k(), operands.lda};
 }
 
 }  // namespace
@@ -84,8 +98,9 @@ void check_operands(const CpuPreparedPlan& prepared, const Operands& operands) {
   const std::int64_t m = plan.grid.rows();
   const std::int64_t n = plan.grid.cols();
   const std::int64_t k = plan.grid.k();
-  const Matrix a{"a", "lda", operands.a, n == 0 ? 0 : m, k, operands.lda};
-  const Matrix b{"b", "ldb", operands.b, m == 0 ? 0 : n * prepared.num_weights(), k, operands.ldb};
+  const Matrix a = input_of(prepared, operands);
+  const bool needs_b = m > 0 || prepared.moves_weight();
+  const Matrix b{"b", "ldb", operands.b, needs_b ? n * prepared.num_weights() : 0, k, operands.ldb};
   const Matrix out{"out", "ldo", operands.out, plan.output_rows, plan.output_cols, operands.ldo};
   const auto optional_matrix = [&](std::string_view name, std::string_view ld_name, const void* data,
                                    std::int64_t rows, std::int64_t ld) {
@@ -101,7 +116,8 @@ void check_operands(const CpuPreparedPlan& prepared, const Operands& operands) {
 
   for (const Matrix* matrix : {&a, &b, &out, &bias, &norm, &residual, &residual_out})
     check_matrix(*matrix, prepared);
-  if (prepared.moves_input()) check_written(a, {&b, &bias, &norm, &residual}, prepared);
+  if (prepared.receives_input()) check_written(a, {&b, &bias, &norm, &residual}, prepared);
+  if (prepared.moves_input()) check_dense(a, false, prepared);
   if (prepared.moves_weight()) check_written(b, {&a, &bias, &norm, &residual}, prepared);
   for (const Matrix* other : {&a, &b, &bias, &norm, &residual, &residual_out})
     check_apart(out, *other, prepared);

@@ -43,6 +43,7 @@ CpuPreparedPlan::CpuPreparedPlan(OverlapPlan plan) : plan_(std::move(plan)) {
                        plan_.grid.k(), name_of(plan_.dtype));
   check_supported(plan_, label_);
   index_tiles();
+  index_passes();
   index_transfers();
 }
 
@@ -63,10 +64,36 @@ void CpuPreparedPlan::index_tiles() {
     num_weights_ = std::max(num_weights_, problem.weight + 1);
 }
 
+void CpuPreparedPlan::index_passes() {
+  passes_ = plan_.passes();
+  if (num_passes() == 1) return;
+  const bool adds =
+      std::ranges::any_of(plan_.gates, [](const Gate& gate) { return gate.point == GatePoint::kFinish; });
+  bool scatters = false;
+  for (std::int64_t t = 0; t < plan_.grid.num_tiles(); ++t) {
+    scatters |= plan_.placement.of_tile(t).size() > 1;
+  }
+  // Otherwise tiles are dense float32 where they go, and summed up there.
+  keeps_partial_sums_ = plan_.dtype != DType::kFloat32 || adds || scatters;
+  if (!keeps_partial_sums_) return;
+  std::int64_t offset = 0;
+  for (const Tile& tile : plan_.grid.tiles()) {
+    partial_offset_.push_back(offset);
+    offset += tile.size();
+  }
+  partial_offset_.push_back(offset);
+}
+
+LoopRange CpuPreparedPlan::pass(std::int64_t number) const {
+  const auto at = static_cast<std::size_t>(number);
+  return {passes_[at], at + 1 < passes_.size() ? passes_[at + 1] : plan_.grid.k()};
+}
+
 void CpuPreparedPlan::index_transfers() {
   for (const Transfer& transfer : plan_.transfers) {
     num_channels_ = std::max(num_channels_, transfer.channel + 1);
     has_puts_ |= transfer.kind == TransferKind::kPut;
+    receives_input_ |= transfer.destination.count > 0 && transfer.destination.buffer == BufferKind::kInput;
     for (const Region* region : {&transfer.source, &transfer.destination}) {
       if (region->count == 0) continue;
       moves_output_ |= region->buffer == BufferKind::kOutput;
@@ -84,7 +111,11 @@ std::span<const Gate> CpuPreparedPlan::gates_of(std::int64_t tile) const {
 
 Workspace::Need CpuPreparedPlan::workspace_need() const {
   const std::int64_t element = size_of(plan_.dtype);
-  return {.packed = plan_.packed_size * element, .received = plan_.received_size * element, .staged = 0};
+  constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
+  return {.packed = plan_.packed_size * element,
+          .received = plan_.received_size * element,
+          .staged = 0,
+          .partial = keeps_partial_sums_ ? partial_offset_.back() * kFloat : 0};
 }
 
 }  // namespace flashoverlap::cpu

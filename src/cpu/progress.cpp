@@ -4,7 +4,10 @@
 
 namespace flashoverlap::cpu {
 
-Progress::Progress(const OverlapPlan& plan) : counters_(plan.groups.size()), arrived_(plan.slices.size()) {
+Progress::Progress(const OverlapPlan& plan)
+    : counters_(plan.groups.size()),
+      arrived_(plan.slices.size()),
+      passes_(plan.passes().size() > 1 ? plan.schedule.size() : 0) {
   for (std::size_t group = 0; group < plan.groups.size(); ++group) {
     counters_[group].expected = plan.groups[group].num_tiles;
   }
@@ -37,6 +40,27 @@ std::vector<Progress::Count> Progress::counts() const {
 void Progress::wait_for_group(std::int64_t group) {
   const Counter& counter = counters_[static_cast<std::size_t>(group)];
   wait([&] { return counter.done.load(std::memory_order_acquire) >= counter.expected; });
+}
+
+void Progress::count_pass(std::int64_t tile) {
+  passes_[static_cast<std::size_t>(tile)].fetch_add(1);
+  if (waiting_for_pass_.load() == 0) return;
+  { const std::scoped_lock lock(mutex_); }
+  changed_.notify_all();
+}
+
+void Progress::wait_for_pass(std::int64_t tile, std::int64_t passes) {
+  const std::atomic<std::int64_t>& done = passes_[static_cast<std::size_t>(tile)];
+  if (done.load() >= passes) return;
+  struct Waiting {
+    explicit Waiting(std::atomic<int>& count) : count_(count) { ++count_; }
+    ~Waiting() { --count_; }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    std::atomic<int>& count_;
+  };
+  const Waiting waiting(waiting_for_pass_);
+  wait([&] { return done.load() >= passes; });
 }
 
 void Progress::mark_slice(std::int64_t slice) {

@@ -27,6 +27,13 @@ class Progress {
   /// failure.
   void wait_for_group(std::int64_t group);
 
+  /// By a compute thread, after it has written a tile's partial sums at the end of a pass that is not the
+  /// last.
+  void count_pass(std::int64_t tile);
+  /// By the compute thread that has the tile in the next pass: returns once `passes` passes of the tile are
+  /// done and their writes visible. Throws RunStopped after a failure.
+  void wait_for_pass(std::int64_t tile, std::int64_t passes);
+
   /// By a stream, once the slice's data is in place.
   void mark_slice(std::int64_t slice);
   /// By a compute thread or stream. Throws RunStopped after a failure.
@@ -59,7 +66,11 @@ class Progress {
   void wait(const Ready& ready);
 
   std::vector<Counter> counters_;
-  std::vector<std::atomic<bool>> arrived_;  // streams set (release), compute threads read (acquire)
+  std::vector<std::atomic<bool>> arrived_;         // streams set (release), compute threads read (acquire)
+  std::vector<std::atomic<std::int64_t>> passes_;  // by tile; empty where there is one pass only
+  // Threads in wait_for_pass, which are few: others need not take the lock for them. All accesses to it and
+  // to passes_ are sequentially consistent, so that whoever counts sees the waiter or is seen by it.
+  std::atomic<int> waiting_for_pass_{0};
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;
   mutable std::mutex mutex_;

@@ -49,14 +49,15 @@ void Run::execute() {
 // For the watchdog report: how far this run has come.
 std::string Run::report() const {
   using nlohmann::json;
+  const std::int64_t positions = std::ssize(plan_.schedule) * num_passes();
   json groups = json::array();
   for (const Progress::Count& count : progress_->counts()) {
     groups.push_back({{"tiles_done", count.done}, {"tiles", count.expected}});
   }
   const json report = {{"operation", parts_.prepared.label()},
                        {"rank", plan_.rank},
-                       {"next_position", std::min(next_position_.load(), std::ssize(plan_.schedule))},
-                       {"positions", plan_.schedule.size()},
+                       {"next_position", std::min(next_position_.load(), positions)},
+                       {"positions", positions},
                        {"groups", std::move(groups)}};
   return report.dump();
 }
@@ -109,14 +110,16 @@ void Run::compute(int thread) {
   if (plan_.resources.communication_units > 0 && thread >= plan_.resources.compute_units) return;
   TileUnit unit(parts_.prepared, scratch_of(thread));
   SpanLog& log = compute_logs_[static_cast<std::size_t>(thread)];
-  const auto positions = static_cast<std::int64_t>(plan_.schedule.size());
+  const std::int64_t tiles = std::ssize(plan_.schedule);
   while (!progress_->failed()) {
-    const std::int64_t position = next_position_.fetch_add(1, std::memory_order_relaxed);
-    if (position >= positions) return;
+    const std::int64_t taken = next_position_.fetch_add(1, std::memory_order_relaxed);
+    if (taken >= tiles * num_passes()) return;
+    const std::int64_t position = taken % tiles;
     const std::int64_t tile = plan_.schedule[static_cast<std::size_t>(position)];
+    bool done = false;
     try {
       const double begin_us = log.now_us();
-      compute_tile(tile, unit);
+      done = compute_tile(tile, taken / tiles, unit);
       log.add(SpanKind::kCompute, "tile ", tile, begin_us);
     } catch (const RunStopped&) {
       return;
@@ -125,23 +128,21 @@ void Run::compute(int thread) {
                                             parts_.prepared.group_at(position), parts_.prepared.label());
       return fail_run(*progress_, parts_.communicator, std::current_exception(), where);
     }
-    if (parts_.mode != Mode::kPlainGemm) progress_->count_tile(parts_.prepared.group_at(position));
+    if (parts_.mode == Mode::kPlainGemm) continue;
+    if (done) {
+      progress_->count_tile(parts_.prepared.group_at(position));
+    } else {
+      progress_->count_pass(tile);
+    }
   }
 }
 
-void Run::compute_tile(std::int64_t tile, TileUnit& unit) {
-  if (parts_.hooks.before_tile) parts_.hooks.before_tile(tile);
-  bool adds = false;
-  if (has_gates()) {
-    for (const Gate& gate : parts_.prepared.gates_of(tile)) {
-      // The library computes a tile in one call, so it waits here whatever part of the main loop the slice is
-      // for.
-      if (gate.point == GatePoint::kStart) progress_->wait_for_slice(gate.slice);
-      adds |= gate.point == GatePoint::kFinish;
-    }
-  }
+bool Run::compute_tile(std::int64_t tile, std::int64_t pass, TileUnit& unit) {
+  if (pass == 0 && parts_.hooks.before_tile) parts_.hooks.before_tile(tile);
+  const bool adds = wait_for_start(tile, pass);
   const TileInputs inputs{static_cast<const std::byte*>(parts_.operands.a), parts_.operands.lda,
-                          static_cast<const std::byte*>(parts_.operands.b), parts_.operands.ldb};
+                          static_cast<const std::byte*>(parts_.operands.b), parts_.operands.ldb,
+                          parts_.workspace.received()};
   TileTarget target{
       .segments = {}, .packed = parts_.workspace.packed(), .matrix = product(), .ld = product_ld()};
   if (parts_.mode != Mode::kPlainGemm) {
@@ -149,8 +150,35 @@ void Run::compute_tile(std::int64_t tile, TileUnit& unit) {
     target.row_shift = plan_.output_row_shift;
     target.col_shift = plan_.output_col_shift;
   }
-  unit.run(plan_.grid.tile(tile), inputs, target, adds,
+  unit.run(plan_.grid.tile(tile), inputs, pass_of(tile, pass), target, adds,
            [&](float* accumulator) { add_received(tile, accumulator); });
+  return pass + 1 == num_passes();
+}
+
+/// Until all is there that the pass reads. Returns whether the tile's epilogue adds what has been received.
+bool Run::wait_for_start(std::int64_t tile, std::int64_t pass) {
+  if (pass > 0) progress_->wait_for_pass(tile, pass);
+  if (!has_gates()) return false;
+  const std::int64_t end = parts_.prepared.pass(pass).end;
+  const bool last = pass + 1 == num_passes();
+  bool adds = false;
+  for (const Gate& gate : parts_.prepared.gates_of(tile)) {
+    adds |= gate.point == GatePoint::kFinish;
+    if (gate.point == GatePoint::kStart && (last || gate.k_begin < end)) {
+      progress_->wait_for_slice(gate.slice);
+    }
+  }
+  return adds;
+}
+
+TilePass Run::pass_of(std::int64_t tile, std::int64_t pass) const {
+  const CpuPreparedPlan& prepared = parts_.prepared;
+  if (parts_.mode == Mode::kPlainGemm) return {.loop = prepared.whole_loop()};
+  TilePass result{.loop = prepared.pass(pass)};
+  if (prepared.keeps_partial_sums()) {
+    result.sum = reinterpret_cast<float*>(parts_.workspace.partial()) + prepared.partial_offset(tile);
+  }
+  return result;
 }
 
 void Run::add_received(std::int64_t tile, float* accumulator) {

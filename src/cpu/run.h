@@ -37,7 +37,13 @@ class Run {
 
  private:
   void compute(int thread);
-  void compute_tile(std::int64_t tile, TileUnit& unit);
+  /// Returns whether the tile is done.
+  bool compute_tile(std::int64_t tile, std::int64_t pass, TileUnit& unit);
+  bool wait_for_start(std::int64_t tile, std::int64_t pass);
+  [[nodiscard]] std::int64_t num_passes() const {
+    return parts_.mode == Mode::kPlainGemm ? 1 : parts_.prepared.num_passes();
+  }
+  [[nodiscard]] TilePass pass_of(std::int64_t tile, std::int64_t pass) const;
   void add_received(std::int64_t tile, float* accumulator);
   [[nodiscard]] std::string report() const;
   void transfer_and_compute();
@@ -60,7 +66,8 @@ class Run {
   std::shared_ptr<Progress> progress_;
   std::vector<SpanLog> compute_logs_;  // by thread
   std::vector<SpanLog> stream_logs_;   // by channel
-  // Compute threads take schedule positions in order; nobody else touches it.
+  // Compute threads take schedule positions in order, those of all passes one after the other; nobody else
+  // touches it.
   std::atomic<std::int64_t> next_position_{0};
 };
 

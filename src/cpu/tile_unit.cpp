@@ -50,16 +50,36 @@ TileUnit::TileUnit(const CpuPreparedPlan& prepared, std::byte* scratch)
   row_ = b_block_ + layout.b_block;
 }
 
-const std::byte* TileUnit::a_of(const Tile& tile, const TileInputs& inputs) const {
-  return inputs.a + tile.row_begin * inputs.lda * element_;
-}
-
 const std::byte* TileUnit::b_of(const Tile& tile, const TileInputs& inputs) const {
   const std::int64_t weight = plan_.grid.problems()[static_cast<std::size_t>(tile.problem)].weight;
   return inputs.b + (weight * weight_rows_ + tile.col_begin) * inputs.ldb * element_;
 }
 
-bool TileUnit::write_directly(const Tile& tile, const TileInputs& inputs, const TileTarget& target) const {
+template <typename Visit>
+void TileUnit::for_each_piece(const Tile& tile, const TileInputs& inputs, const LoopRange& loop,
+                              const Visit& visit) const {
+  const std::byte* b = b_of(tile, inputs);
+  if (plan_.input_blocks.empty()) {
+    const std::byte* a = inputs.a + (tile.row_begin * inputs.lda + loop.begin) * element_;
+    visit(LoopPiece{a, inputs.lda, b + loop.begin * element_, inputs.ldb, loop.end - loop.begin,
+                    loop.begin == 0});
+    return;
+  }
+  std::int64_t block_begin = 0;  // along the main loop
+  for (const InputBlock& block : plan_.input_blocks) {
+    const std::int64_t begin = std::max(loop.begin, block_begin);
+    const std::int64_t end = std::min(loop.end, block_begin + block.depth);
+    const std::int64_t skipped = begin - block_begin;
+    block_begin += block.depth;
+    if (begin >= end) continue;
+    const std::byte* base = block.buffer == BufferKind::kReceived ? inputs.received : inputs.a;
+    visit(LoopPiece{base + (block.offset + tile.row_begin * block.depth + skipped) * element_, block.depth,
+                    b + (block.k_begin + skipped) * element_, inputs.ldb, end - begin, begin == 0});
+  }
+}
+
+bool TileUnit::write_directly(const Tile& tile, const TileInputs& inputs, const LoopRange& loop,
+                              const TileTarget& target) const {
   if (plan_.dtype != DType::kFloat32 || target.segments.size() > 1) return false;
   std::byte* to = nullptr;
   std::int64_t ld = 0;
@@ -72,45 +92,48 @@ bool TileUnit::write_directly(const Tile& tile, const TileInputs& inputs, const 
     to = target.packed + segment.offset * element_;
     ld = tile.cols;
   }
-  gemm(tile.rows, tile.cols, plan_.grid.k(), reinterpret_cast<const float*>(a_of(tile, inputs)), inputs.lda,
-       reinterpret_cast<const float*>(b_of(tile, inputs)), inputs.ldb, false, reinterpret_cast<float*>(to),
-       ld);
+  for_each_piece(tile, inputs, loop, [&](const LoopPiece& piece) {
+    gemm(tile.rows, tile.cols, piece.depth, reinterpret_cast<const float*>(piece.a), piece.lda,
+         reinterpret_cast<const float*>(piece.b), piece.ldb, !piece.is_first, reinterpret_cast<float*>(to),
+         ld);
+  });
   return true;
 }
 
-void TileUnit::multiply(const Tile& tile, const TileInputs& inputs) const {
-  const std::byte* a = a_of(tile, inputs);
-  const std::byte* b = b_of(tile, inputs);
-  if (plan_.dtype != DType::kFloat32) return multiply_16_bit(tile, a, inputs.lda, b, inputs.ldb);
-  gemm(tile.rows, tile.cols, plan_.grid.k(), reinterpret_cast<const float*>(a), inputs.lda,
-       reinterpret_cast<const float*>(b), inputs.ldb, false, accumulator_, tile.cols);
+void TileUnit::multiply(const Tile& tile, const TileInputs& inputs, const LoopRange& loop, float* sum) const {
+  for_each_piece(tile, inputs, loop, [&](const LoopPiece& piece) {
+    if (plan_.dtype != DType::kFloat32) return multiply_16_bit(tile, piece, sum);
+    gemm(tile.rows, tile.cols, piece.depth, reinterpret_cast<const float*>(piece.a), piece.lda,
+         reinterpret_cast<const float*>(piece.b), piece.ldb, !piece.is_first, sum, tile.cols);
+  });
 }
 
-void TileUnit::multiply_16_bit(const Tile& tile, const std::byte* a, std::int64_t lda, const std::byte* b,
-                               std::int64_t ldb) const {
-  const std::int64_t k = plan_.grid.k();
-  if (k == 0) std::fill_n(accumulator_, tile.size(), 0.0F);
-  for (std::int64_t begin = 0; begin < k; begin += kDepthBlock) {
-    const std::int64_t depth = std::min(kDepthBlock, k - begin);
+void TileUnit::multiply_16_bit(const Tile& tile, const LoopPiece& piece, float* sum) const {
+  if (piece.depth == 0 && piece.is_first) std::fill_n(sum, tile.size(), 0.0F);
+  for (std::int64_t begin = 0; begin < piece.depth; begin += kDepthBlock) {
+    const std::int64_t depth = std::min(kDepthBlock, piece.depth - begin);
     for (std::int64_t row = 0; row < tile.rows; ++row) {
-      core::to_float(a + (row * lda + begin) * element_, plan_.dtype, a_block_ + row * depth, depth);
+      core::to_float(piece.a + (row * piece.lda + begin) * element_, plan_.dtype, a_block_ + row * depth,
+                     depth);
     }
     for (std::int64_t row = 0; row < tile.cols; ++row) {
-      core::to_float(b + (row * ldb + begin) * element_, plan_.dtype, b_block_ + row * depth, depth);
+      core::to_float(piece.b + (row * piece.ldb + begin) * element_, plan_.dtype, b_block_ + row * depth,
+                     depth);
     }
-    gemm(tile.rows, tile.cols, depth, a_block_, depth, b_block_, depth, begin > 0, accumulator_, tile.cols);
+    gemm(tile.rows, tile.cols, depth, a_block_, depth, b_block_, depth, !piece.is_first || begin > 0, sum,
+         tile.cols);
   }
 }
 
-void TileUnit::store(const Tile& tile, const TileTarget& target) const {
+void TileUnit::store(const Tile& tile, const TileTarget& target, const float* sum) const {
   for (const PlacementSegment& segment : target.segments) {
-    core::from_float(accumulator_ + segment.row_begin * tile.cols, plan_.dtype,
+    core::from_float(sum + segment.row_begin * tile.cols, plan_.dtype,
                      target.packed + segment.offset * element_, segment.rows * tile.cols);
   }
   if (!target.segments.empty()) return;
   for (std::int64_t row = 0; row < tile.rows; ++row) {
     std::byte* to = target.at(tile.row_begin + row, tile.col_begin, element_);
-    core::from_float(accumulator_ + row * tile.cols, plan_.dtype, to, tile.cols);
+    core::from_float(sum + row * tile.cols, plan_.dtype, to, tile.cols);
   }
 }
 

@@ -15,6 +15,15 @@ struct TileInputs {
   std::int64_t lda = 0;
   const std::byte* b = nullptr;
   std::int64_t ldb = 0;
+  const std::byte* received = nullptr;  ///< Where a plan's input blocks may lie, too.
+};
+
+/// A pass over one tile.
+struct TilePass {
+  LoopRange loop;
+  /// The tile's dense float32 sum, kept from pass to pass; null: there is only one, or it is kept where the
+  /// tile goes.
+  float* sum = nullptr;
 };
 
 /// Where a finished tile goes: to its segments of the packed buffer, or, without segments, to its place in a
@@ -41,27 +50,46 @@ class TileUnit {
 
   TileUnit(const CpuPreparedPlan& prepared, std::byte* scratch);
 
-  /// Computes and stores in one go, with `finish(accumulator)` in between: the tile as dense float32, to be
-  /// added to. An empty `finish` lets float32 tiles be written without a copy. The bits stored do not depend
-  /// on the target.
+  /// Computes and, in the last pass, stores, with `finish(accumulator)` in between: the tile as dense
+  /// float32, to be added to. An empty `finish` lets float32 tiles be written without a copy. The bits stored
+  /// do not depend on the target, nor on how many passes there are where all end at input blocks.
+  template <typename Finish>
+  void run(const Tile& tile, const TileInputs& inputs, const TilePass& pass, const TileTarget& target,
+           bool has_finish, const Finish& finish) {
+    if (!has_finish && write_directly(tile, inputs, pass.loop, target)) return;
+    float* sum = pass.sum == nullptr ? accumulator_ : pass.sum;
+    multiply(tile, inputs, pass.loop, sum);
+    if (pass.loop.end < plan_.grid.k()) return;
+    if (has_finish) finish(sum);
+    store(tile, target, sum);
+  }
+  /// In one pass.
   template <typename Finish>
   void run(const Tile& tile, const TileInputs& inputs, const TileTarget& target, bool has_finish,
            const Finish& finish) {
-    if (!has_finish && write_directly(tile, inputs, target)) return;
-    multiply(tile, inputs);
-    if (has_finish) finish(accumulator_);
-    store(tile, target);
+    run(tile, inputs, TilePass{.loop = {0, plan_.grid.k()}}, target, has_finish, finish);
   }
 
   [[nodiscard]] float* row_scratch() const { return row_; }
 
  private:
-  bool write_directly(const Tile& tile, const TileInputs& inputs, const TileTarget& target) const;
-  void multiply(const Tile& tile, const TileInputs& inputs) const;
-  void multiply_16_bit(const Tile& tile, const std::byte* a, std::int64_t lda, const std::byte* b,
-                       std::int64_t ldb) const;
-  void store(const Tile& tile, const TileTarget& target) const;
-  [[nodiscard]] const std::byte* a_of(const Tile& tile, const TileInputs& inputs) const;
+  /// A part of the main loop whose columns of A lie side by side. Not the first: it is added.
+  struct LoopPiece {
+    const std::byte* a;
+    std::int64_t lda;
+    const std::byte* b;
+    std::int64_t ldb;
+    std::int64_t depth;
+    bool is_first;
+  };
+  template <typename Visit>
+  void for_each_piece(const Tile& tile, const TileInputs& inputs, const LoopRange& loop,
+                      const Visit& visit) const;
+  bool write_directly(const Tile& tile, const TileInputs& inputs, const LoopRange& loop,
+                      const TileTarget& target) const;
+  void multiply(const Tile& tile, const TileInputs& inputs, const LoopRange& loop, float* sum) const;
+  void multiply_16_bit(const Tile& tile, const LoopPiece& piece, float* sum) const;
+  void store(const Tile& tile, const TileTarget& target, const float* sum) const;
   [[nodiscard]] const std::byte* b_of(const Tile& tile, const TileInputs& inputs) const;
 
   const OverlapPlan& plan_;

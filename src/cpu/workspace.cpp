@@ -48,26 +48,41 @@ void AlignedBuffer::fill_with_nan() {
   if (size_bytes_ > 0) std::memset(data_.get(), kNanByte, static_cast<std::size_t>(size_bytes_));
 }
 
+Workspace::Need Workspace::held() const {
+  return {.packed = packed_.size_bytes(),
+          .received = received_.size_bytes(),
+          .staged = staged_.size_bytes(),
+          .scratch = scratch_.size_bytes(),
+          .partial = partial_.size_bytes()};
+}
+
 void Workspace::reserve(const Need& need, std::string_view purpose) {
-  const std::int64_t total =
-      std::max(packed_.size_bytes(), need.packed) + std::max(received_.size_bytes(), need.received) +
-      std::max(staged_.size_bytes(), need.staged) + std::max(scratch_.size_bytes(), need.scratch);
-  if (limit_bytes_ > 0 && total > limit_bytes_) {
-    core::fail(ErrorKind::kOutOfMemory,
-               "{} needs {} bytes of workspace ({} packed, {} received, {} staged, {} scratch; {} with what "
-               "other calls "
-               "need); workspace_limit_bytes makes {} available",
-               purpose, need.packed + need.received + need.staged + need.scratch, need.packed, need.received,
-               need.staged, need.scratch, total, limit_bytes_);
+  const Need now = held();
+  const Need then{.packed = std::max(now.packed, need.packed),
+                  .received = std::max(now.received, need.received),
+                  .staged = std::max(now.staged, need.staged),
+                  .scratch = std::max(now.scratch, need.scratch),
+                  .partial = std::max(now.partial, need.partial)};
+  if (limit_bytes_ > 0 && then.total() > limit_bytes_) {
+    core::fail(
+        ErrorKind::kOutOfMemory,
+        "{} needs {} bytes of workspace ({} packed, {} received, {} staged, {} scratch{}; {} with what "
+        "other calls "
+        "need); workspace_limit_bytes makes {} available",
+        purpose, need.total(), need.packed, need.received, need.staged, need.scratch,
+        need.partial == 0 ? "" : fmt::format(", {} partial sums", need.partial), then.total(), limit_bytes_);
   }
   packed_.grow(need.packed, purpose);
   received_.grow(need.received, purpose);
   staged_.grow(need.staged, purpose);
   scratch_.grow(need.scratch, purpose);
+  partial_.grow(need.partial, purpose);
 }
 
 void Workspace::fill_with_nan() {
-  for (AlignedBuffer* buffer : {&packed_, &received_, &staged_, &scratch_}) buffer->fill_with_nan();
+  for (AlignedBuffer* buffer : {&packed_, &received_, &staged_, &scratch_, &partial_}) {
+    buffer->fill_with_nan();
+  }
 }
 
 }  // namespace flashoverlap::cpu

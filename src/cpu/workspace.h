@@ -39,6 +39,8 @@ class Workspace {
     std::int64_t staged =
         0;  ///< A dense copy of an output that a transfer needs dense and the caller has strided.
     std::int64_t scratch = 0;  ///< For all compute threads together.
+    std::int64_t partial = 0;  ///< Sums of tiles between passes.
+    [[nodiscard]] std::int64_t total() const { return packed + received + staged + scratch + partial; }
   };
 
   /// Grows the buffers to at least `need`. Throws Error(kOutOfMemory), with nothing changed when the limit
@@ -50,16 +52,18 @@ class Workspace {
   [[nodiscard]] std::byte* received() const { return received_.data(); }
   [[nodiscard]] std::byte* staged() const { return staged_.data(); }
   [[nodiscard]] std::byte* scratch() const { return scratch_.data(); }
-  [[nodiscard]] std::int64_t size_bytes() const {
-    return packed_.size_bytes() + received_.size_bytes() + staged_.size_bytes() + scratch_.size_bytes();
-  }
+  [[nodiscard]] std::byte* partial() const { return partial_.data(); }
+  [[nodiscard]] std::int64_t size_bytes() const { return held().total(); }
 
  private:
+  [[nodiscard]] Need held() const;
+
   std::int64_t limit_bytes_;
   AlignedBuffer packed_;
   AlignedBuffer received_;
   AlignedBuffer staged_;
   AlignedBuffer scratch_;
+  AlignedBuffer partial_;
 };
 
 }  // namespace flashoverlap::cpu

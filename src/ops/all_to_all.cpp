@@ -87,7 +87,7 @@ GemmAllToAll::GemmAllToAll(Context& context, const GemmOptions& options, const H
   state_ = std::make_unique<State>();
   const ops::SlicedRecipe recipe{
       .operation = "gemm-all-to-all-heads",
-      .slices = fmt::format("rows: {}, columns: {}", ops::to_text(slices.rows), ops::to_text(slices.columns)),
+      .slices = ops::to_text(slices),
       .overlap = [&](const PlanOptions& chosen) { return plan_gemm_all_to_all(chosen, slices); },
       .serial = [&](const PlanOptions& chosen) { return plan_serial_gemm_all_to_all(chosen, slices); }};
   state_->plans = ops::prepare_sliced(context, ops::plan_options(context, options), recipe);

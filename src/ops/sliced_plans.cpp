@@ -47,4 +47,8 @@ std::string to_text(const SliceOptions& slices) {
   return slices.parts == 0 ? sizes : fmt::format("{} in {} parts", sizes, slices.parts);
 }
 
+std::string to_text(const HeadSlices& slices) {
+  return fmt::format("rows: {}, columns: {}", to_text(slices.rows), to_text(slices.columns));
+}
+
 }  // namespace flashoverlap::ops

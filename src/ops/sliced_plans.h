@@ -27,5 +27,6 @@ void check_baseline(const BaselineOptions& baseline);
 
 /// "slices of 3,4,5 in 2 parts"
 std::string to_text(const SliceOptions& slices);
+std::string to_text(const HeadSlices& slices);
 
 }  // namespace flashoverlap::ops

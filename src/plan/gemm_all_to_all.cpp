@@ -2,45 +2,21 @@
 #include <utility>
 
 #include "flashoverlap/plan_builders.h"
-#include "plan/agreement.h"
 #include "plan/arithmetic.h"
 #include "plan/builder.h"
+#include "plan/heads.h"
 #include "plan/slices.h"
 
 namespace flashoverlap {
 namespace {
 
+using plan::HeadShares;
 using plan::index;
 
 constexpr std::string_view kOperation = "gemm-all-to-all-heads";
 
-/// The product [rows of this rank, n], cut into columns by destination. Its rows and columns that stay here
-/// are in the output at `shifts`.
-struct HeadProblem {
-  std::vector<std::int64_t> rows;     ///< Begins, by rank.
-  std::vector<std::int64_t> columns;  ///< Begins, by rank.
-  PlanOptions own;                    ///< With this rank's m.
-
-  [[nodiscard]] std::int64_t num_rows(std::int64_t rank) const {
-    return rows[index(rank + 1)] - rows[index(rank)];
-  }
-  [[nodiscard]] std::int64_t num_columns(std::int64_t rank) const {
-    return columns[index(rank + 1)] - columns[index(rank)];
-  }
-};
-
-HeadProblem head_problem(const PlanOptions& options, const HeadSlices& slices) {
-  plan::check_options(options);
-  plan::check_no_partition(options);
-  plan::check_parts(slices.columns.parts);
-  HeadProblem problem{.rows = slice_begins(slices.rows, options.m, options.world_size),
-                      .columns = slice_begins(slices.columns, options.n, options.world_size),
-                      .own = options};
-  problem.own.m = problem.num_rows(options.rank);
-  return problem;
-}
-
-TileGrid head_grid(const HeadProblem& problem) {
+/// The product [rows of this rank, n], cut into columns by destination.
+TileGrid head_grid(const HeadShares& problem) {
   std::vector<Problem> problems;
   for (std::int64_t rank = 0; rank < problem.own.world_size; ++rank) {
     problems.push_back({.rows = problem.own.m,
@@ -50,13 +26,9 @@ TileGrid head_grid(const HeadProblem& problem) {
   return TileGrid(std::move(problems), problem.own.k, problem.own.tile_m, problem.own.tile_n);
 }
 
-OverlapPlan start_head_plan(const PlanOptions& options, const HeadProblem& problem, std::int64_t parts) {
+OverlapPlan start_head_plan(const PlanOptions& options, const HeadShares& problem, std::int64_t parts) {
   OverlapPlan plan = plan::start_plan(kOperation, problem.own, head_grid(problem));
-  plan::AgreementHash hash = plan::hash_options(kOperation, options, {});
-  hash.add(std::span(problem.rows));
-  hash.add(std::span(problem.columns));
-  hash.add(parts);
-  plan.agreement = hash.value();
+  plan.agreement = plan::hash_heads(kOperation, options, problem, parts);
   plan.output_rows = problem.rows.back();
   plan.output_cols = problem.num_columns(options.rank);
   plan.output_row_shift = problem.rows[index(options.rank)];
@@ -75,16 +47,12 @@ struct Strip {
 /// destination's output. Depends only on what both ranks know.
 std::vector<Strip> strips_of(std::int64_t rows, std::int64_t cols, std::int64_t first_tile,
                              const PlanOptions& options, std::int64_t count) {
-  const std::int64_t tile_rows = cols == 0 ? 0 : plan::ceil_div(rows, options.tile_m);
   const std::int64_t tile_cols = plan::ceil_div(cols, options.tile_n);
-  const std::int64_t num = std::min(std::max<std::int64_t>(count, 1), tile_rows);
   std::vector<Strip> strips;
-  for (std::int64_t s = 0; s < num; ++s) {
-    const std::int64_t first = plan::share_begin(tile_rows, num, s);
-    const std::int64_t end = plan::share_begin(tile_rows, num, s + 1);
-    Strip strip{.row_begin = first * options.tile_m, .rows = 0, .tiles = {}};
-    strip.rows = std::min(end * options.tile_m, rows) - strip.row_begin;
-    for (const std::int64_t t : swizzled_order(end - first, tile_cols, options.swizzle)) {
+  for (const plan::RowStrip& cut : plan::cut_rows(cols == 0 ? 0 : rows, options.tile_m, count)) {
+    Strip strip{.row_begin = cut.row_begin, .rows = cut.rows, .tiles = {}};
+    const std::int64_t first = cut.first_tile_row;
+    for (const std::int64_t t : swizzled_order(cut.end_tile_row - first, tile_cols, options.swizzle)) {
       strip.tiles.push_back(first_tile + first * tile_cols + t);
     }
     strips.push_back(std::move(strip));
@@ -104,7 +72,7 @@ std::vector<PlacementSegment> rows_in_block(const Tile& tile, std::int64_t row_b
 
 class Builder {
  public:
-  Builder(const HeadProblem& problem, std::int64_t parts, OverlapPlan& plan)
+  Builder(const HeadShares& problem, std::int64_t parts, OverlapPlan& plan)
       : problem_(problem), parts_(parts), plan_(plan), segments_(index(plan.grid.num_tiles())) {
     std::int64_t first = 0;
     for (std::int64_t rank = 0; rank < plan.world_size; ++rank) {
@@ -190,7 +158,7 @@ class Builder {
     plan_.placement = placement.take();
   }
 
-  const HeadProblem& problem_;
+  const HeadShares& problem_;
   std::int64_t parts_;
   OverlapPlan& plan_;
   std::vector<std::vector<PlacementSegment>> segments_;  // by tile
@@ -200,14 +168,14 @@ class Builder {
 }  // namespace
 
 OverlapPlan plan_gemm_all_to_all(const PlanOptions& options, const HeadSlices& slices) {
-  const HeadProblem problem = head_problem(options, slices);
+  const HeadShares problem = plan::share_heads(options, slices, options.n);
   OverlapPlan plan = start_head_plan(options, problem, slices.columns.parts);
   Builder(problem, slices.columns.parts, plan).tail_free();
   return plan;
 }
 
 OverlapPlan plan_serial_gemm_all_to_all(const PlanOptions& options, const HeadSlices& slices) {
-  const HeadProblem problem = head_problem(options, slices);
+  const HeadShares problem = plan::share_heads(options, slices, options.n);
   OverlapPlan plan = start_head_plan(options, problem, -1);
   Builder(problem, 1, plan).serial();
   return plan;

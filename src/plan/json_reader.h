@@ -28,6 +28,12 @@ class JsonReader {
     return {path_ + "." + name, *it};
   }
 
+  /// Whether there is such a field: for those that may be left out.
+  [[nodiscard]] bool has(const char* name) const {
+    if (!value_->is_object()) wrong_type("an object");
+    return value_->contains(name);
+  }
+
   template <typename Visit>
   void each(const Visit& visit) const {
     if (!value_->is_array()) wrong_type("an array");

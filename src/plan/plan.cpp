@@ -18,6 +18,17 @@ std::int64_t OverlapPlan::group_of(std::int64_t position) const {
   return static_cast<std::int64_t>(after - groups.begin()) - 1;
 }
 
+std::vector<std::int64_t> OverlapPlan::passes() const {
+  std::vector<std::int64_t> begins{0};
+  for (const Gate& gate : gates) {
+    const bool inside = gate.point == GatePoint::kStart && gate.k_begin > 0 && gate.k_begin < grid.k();
+    if (inside && gate.k_begin != begins.back()) begins.push_back(gate.k_begin);
+  }
+  std::ranges::sort(begins);
+  begins.erase(std::unique(begins.begin(), begins.end()), begins.end());
+  return begins;
+}
+
 std::vector<std::int64_t> OverlapPlan::partition() const {
   // A wave that two groups share counts for the earlier one, so that the sum is the number of waves.
   std::vector<std::int64_t> waves;

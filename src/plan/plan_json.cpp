@@ -214,6 +214,14 @@ Restore read_restore(const JsonReader& r) {
   return restore;
 }
 
+Json write(const InputBlock& b) {
+  return {{"k_begin", b.k_begin}, {"depth", b.depth}, {"buffer", name_of(b.buffer)}, {"offset", b.offset}};
+}
+
+InputBlock read_input_block(const JsonReader& r) {
+  return {r.integer("k_begin"), r.integer("depth"), named(r.field("buffer"), kBuffers), r.integer("offset")};
+}
+
 Resources read_resources(const JsonReader& r) {
   return {r.integer("compute_units"), r.integer("communication_units")};
 }
@@ -257,6 +265,13 @@ OverlapPlan read_plan(const JsonReader& r) {
   plan.output_cols = r.integer("output_cols");
   plan.output_row_shift = r.integer("output_row_shift");
   plan.output_col_shift = r.integer("output_col_shift");
+  if (r.has("input_blocks")) {
+    r.field("input_blocks").each([&](const JsonReader& v) {
+      plan.input_blocks.push_back(read_input_block(v));
+    });
+    plan.input_rows = r.integer("input_rows");
+    plan.input_cols = r.integer("input_cols");
+  }
   plan.agreement = r.field("agreement").hex();
   return plan;
 }
@@ -264,30 +279,35 @@ OverlapPlan read_plan(const JsonReader& r) {
 }  // namespace
 
 std::string to_json(const OverlapPlan& plan) {
-  const Json json = {{"format", kFormat},
-                     {"operation", plan.operation},
-                     {"rank", plan.rank},
-                     {"world_size", plan.world_size},
-                     {"dtype", name_of(plan.dtype)},
-                     {"grid", write(plan.grid)},
-                     {"schedule", plan.schedule},
-                     {"gates", write_all(plan.gates)},
-                     {"placement", write(plan.placement)},
-                     {"groups", write_all(plan.groups)},
-                     {"slices", write_all(plan.slices)},
-                     {"transfers", write_all(plan.transfers)},
-                     {"restore", write(plan.restore)},
-                     {"resources",
-                      {{"compute_units", plan.resources.compute_units},
-                       {"communication_units", plan.resources.communication_units}}},
-                     {"packed_size", plan.packed_size},
-                     {"received_size", plan.received_size},
-                     {"output_rows", plan.output_rows},
-                     {"output_cols", plan.output_cols},
-                     {"output_row_shift", plan.output_row_shift},
-                     {"output_col_shift", plan.output_col_shift},
-                     // As text: readers that keep numbers as doubles would round it.
-                     {"agreement", fmt::format("{:016x}", plan.agreement)}};
+  Json json = {{"format", kFormat},
+               {"operation", plan.operation},
+               {"rank", plan.rank},
+               {"world_size", plan.world_size},
+               {"dtype", name_of(plan.dtype)},
+               {"grid", write(plan.grid)},
+               {"schedule", plan.schedule},
+               {"gates", write_all(plan.gates)},
+               {"placement", write(plan.placement)},
+               {"groups", write_all(plan.groups)},
+               {"slices", write_all(plan.slices)},
+               {"transfers", write_all(plan.transfers)},
+               {"restore", write(plan.restore)},
+               {"resources",
+                {{"compute_units", plan.resources.compute_units},
+                 {"communication_units", plan.resources.communication_units}}},
+               {"packed_size", plan.packed_size},
+               {"received_size", plan.received_size},
+               {"output_rows", plan.output_rows},
+               {"output_cols", plan.output_cols},
+               {"output_row_shift", plan.output_row_shift},
+               {"output_col_shift", plan.output_col_shift},
+               // As text: readers that keep numbers as doubles would round it.
+               {"agreement", fmt::format("{:016x}", plan.agreement)}};
+  if (!plan.input_blocks.empty()) {
+    json["input_blocks"] = write_all(plan.input_blocks);
+    json["input_rows"] = plan.input_rows;
+    json["input_cols"] = plan.input_cols;
+  }
   // Bytes that are not UTF-8 can only be in the operation's name.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

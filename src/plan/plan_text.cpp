@@ -160,10 +160,25 @@ void print_transfers(const OverlapPlan& plan, Out out) {
     fmt::format_to(out, "  ... {} more\n", std::ssize(plan.transfers) - shown);
 }
 
+/// The main loop, block by block.
+void print_input(const OverlapPlan& plan, Out out) {
+  fmt::format_to(out, "\ninput: {} x {} here; the main loop, in {} pass{} over the tiles\n", plan.input_rows,
+                 plan.input_cols, plan.passes().size(), plan.passes().size() == 1 ? "" : "es");
+  const std::int64_t shown = std::min(std::ssize(plan.input_blocks), kMaxTableRows);
+  for (std::int64_t b = 0; b < shown; ++b) {
+    const InputBlock& block = plan.input_blocks[index(b)];
+    fmt::format_to(out, "{:>8}  columns [{}, {}) of A, {}\n", b, block.k_begin, block.k_begin + block.depth,
+                   show({block.buffer, block.offset, plan.grid.rows() * block.depth}));
+  }
+  if (shown < std::ssize(plan.input_blocks))
+    fmt::format_to(out, "  ... {} more\n", std::ssize(plan.input_blocks) - shown);
+}
+
 void print_rest(const OverlapPlan& plan, Out out) {
   if (!plan.slices.empty()) {
     fmt::format_to(out, "\nslices {}, gates {}\n", plan.slices.size(), plan.gates.size());
   }
+  if (!plan.input_blocks.empty()) print_input(plan, out);
   if (plan.restore.bands.empty()) {
     fmt::format_to(out, "\nrestore: none, the output is in its place\n");
   } else {

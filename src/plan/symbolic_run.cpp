@@ -17,6 +17,7 @@ class SymbolicRun {
                         .next = std::vector<std::size_t>(matching.channels.size(), 0),
                         .arrived = std::vector<bool>(plan.slices.size(), false)});
       first_gate_.push_back(first_gates(plan));
+      passes_.push_back(plan.passes());
     }
   }
 
@@ -36,7 +37,7 @@ class SymbolicRun {
 
  private:
   struct Rank {
-    std::int64_t position = 0;      ///< Tiles before it are done.
+    std::int64_t position = 0;      ///< Tiles before it are done, all passes one after the other.
     std::vector<std::size_t> next;  ///< Per channel: the transfer that comes next.
     std::vector<bool> arrived;      ///< Per slice.
   };
@@ -48,19 +49,30 @@ class SymbolicRun {
     return first;
   }
 
+  [[nodiscard]] std::int64_t num_tiles(std::size_t r) const { return std::ssize(plans_[r].schedule); }
+  [[nodiscard]] std::int64_t num_positions(std::size_t r) const {
+    return num_tiles(r) * std::ssize(passes_[r]);
+  }
+  [[nodiscard]] std::int64_t tile_at_position(std::size_t r) const {
+    return plans_[r].schedule[index(ranks_[r].position % num_tiles(r))];
+  }
+
   /// The slice that the tile at this rank's position lacks, or -1.
   [[nodiscard]] std::int64_t missing_slice(std::size_t r) const {
-    const std::size_t tile = index(plans_[r].schedule[index(ranks_[r].position)]);
+    const std::size_t tile = index(tile_at_position(r));
+    const std::size_t next_pass = index(ranks_[r].position / num_tiles(r) + 1);
+    const bool last = next_pass == passes_[r].size();
     for (std::size_t g = first_gate_[r][tile]; g < first_gate_[r][tile + 1]; ++g) {
-      const std::int64_t slice = plans_[r].gates[g].slice;
-      if (!ranks_[r].arrived[index(slice)]) return slice;
+      const Gate& gate = plans_[r].gates[g];
+      if (!last && (gate.point == GatePoint::kFinish || gate.k_begin >= passes_[r][next_pass])) continue;
+      if (!ranks_[r].arrived[index(gate.slice)]) return gate.slice;
     }
     return -1;
   }
 
   bool compute(std::size_t r) {
     const std::int64_t begin = ranks_[r].position;
-    while (ranks_[r].position < std::ssize(plans_[r].schedule) && missing_slice(r) < 0) ++ranks_[r].position;
+    while (ranks_[r].position < num_positions(r) && missing_slice(r) < 0) ++ranks_[r].position;
     return ranks_[r].position > begin;
   }
 
@@ -75,7 +87,12 @@ class SymbolicRun {
     if (trigger.kind == TriggerKind::kSlice) return ranks_[r].arrived[index(trigger.index)];
     if (trigger.kind == TriggerKind::kStart) return true;
     const WaveGroup& group = plans_[r].groups[index(trigger.index)];
-    return ranks_[r].position >= group.first_position + group.num_tiles;
+    return last_pass_position(r) >= group.first_position + group.num_tiles;
+  }
+
+  /// Tiles are done in the last pass.
+  [[nodiscard]] std::int64_t last_pass_position(std::size_t r) const {
+    return ranks_[r].position - (num_positions(r) - num_tiles(r));
   }
 
   void finish(std::size_t r, std::size_t c) {
@@ -125,7 +142,7 @@ class SymbolicRun {
       if (t.trigger.kind == TriggerKind::kSlice) return text + fmt::format("slice {}", t.trigger.index);
       const WaveGroup& group = plans_[r].groups[index(t.trigger.index)];
       const std::int64_t done =
-          std::clamp<std::int64_t>(ranks_[r].position - group.first_position, 0, group.num_tiles);
+          std::clamp<std::int64_t>(last_pass_position(r) - group.first_position, 0, group.num_tiles);
       return text + fmt::format("group {} ({} of {} tiles done)", t.trigger.index, done, group.num_tiles);
     }
     if (is_collective(t.kind)) return text + fmt::format("rank {}", not_at_collective(r, c));
@@ -138,10 +155,10 @@ class SymbolicRun {
     constexpr std::size_t kMaxWaits = 8;
     std::vector<std::string> waits;
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      if (ranks_[r].position < std::ssize(plans_[r].schedule)) {
+      if (ranks_[r].position < num_positions(r)) {
         waits.push_back(fmt::format("rank {}: tile {} at position {} waits for slice {} from rank {}", r,
-                                    plans_[r].schedule[index(ranks_[r].position)], ranks_[r].position,
-                                    missing_slice(r), plans_[r].slices[index(missing_slice(r))].source));
+                                    tile_at_position(r), ranks_[r].position % num_tiles(r), missing_slice(r),
+                                    plans_[r].slices[index(missing_slice(r))].source));
       }
       for (std::size_t c = 0; c < matching_.channels.size(); ++c) {
         if (head(r, c) >= 0) waits.push_back(wait_of_channel(r, c));
@@ -159,6 +176,7 @@ class SymbolicRun {
   const Matching& matching_;
   std::vector<Rank> ranks_;
   std::vector<std::vector<std::size_t>> first_gate_;
+  std::vector<std::vector<std::int64_t>> passes_;  // by rank
 };
 
 }  // namespace

@@ -115,7 +115,11 @@ Verdict check_header(const OverlapPlan& plan, Facts& facts) {
   std::int64_t weights = 0;
   for (const Problem& problem : plan.grid.problems())
     weights = std::max(weights, sum(problem.weight, 1).value_or(0));
-  facts.buffer_size = {saturated(plan.grid.rows(), plan.grid.k()),
+  if (plan.input_rows < 0 || plan.input_cols < 0) {
+    return no("the input buffer of {} x {} is not a matrix", plan.input_rows, plan.input_cols);
+  }
+  facts.buffer_size = {plan.input_blocks.empty() ? saturated(plan.grid.rows(), plan.grid.k())
+                                                 : saturated(plan.input_rows, plan.input_cols),
                        saturated(weights, saturated(plan.grid.cols(), plan.grid.k())), plan.packed_size,
                        plan.received_size, plan.output_rows * plan.output_cols};
   return check_problems_disjoint(plan);
@@ -123,6 +127,7 @@ Verdict check_header(const OverlapPlan& plan, Facts& facts) {
 
 Verdict verify_one(const OverlapPlan& plan, Facts& facts) {
   if (Verdict v = check_header(plan, facts); !v) return v;
+  if (Verdict v = check_input_blocks(plan, facts); !v) return v;
   if (Verdict v = check_schedule(plan); !v) return v;
   if (Verdict v = check_groups(plan, facts); !v) return v;
   if (Verdict v = check_placement(plan, facts); !v) return v;
@@ -131,6 +136,7 @@ Verdict verify_one(const OverlapPlan& plan, Facts& facts) {
   if (Verdict v = check_incoming(plan, facts); !v) return v;
   if (Verdict v = check_order(plan, facts); !v) return v;
   if (Verdict v = check_gates(plan, facts); !v) return v;
+  if (Verdict v = check_input_waits(plan, facts); !v) return v;
   if (Verdict v = check_output(plan, facts); !v) return v;
   return check_restore(plan, facts);
 }

@@ -42,6 +42,7 @@ struct Facts {
 };
 
 Verdict check_header(const OverlapPlan& plan, Facts& facts);
+Verdict check_input_blocks(const OverlapPlan& plan, const Facts& facts);
 Verdict check_schedule(const OverlapPlan& plan);
 Verdict check_groups(const OverlapPlan& plan, Facts& facts);
 Verdict check_placement(const OverlapPlan& plan, Facts& facts);
@@ -50,6 +51,7 @@ Verdict check_transfers(const OverlapPlan& plan, const Facts& facts);
 Verdict check_incoming(const OverlapPlan& plan, Facts& facts);
 Verdict check_order(const OverlapPlan& plan, const Facts& facts);
 Verdict check_gates(const OverlapPlan& plan, const Facts& facts);
+Verdict check_input_waits(const OverlapPlan& plan, const Facts& facts);
 Verdict check_output(const OverlapPlan& plan, const Facts& facts);
 Verdict check_restore(const OverlapPlan& plan, const Facts& facts);
 

@@ -22,7 +22,9 @@ std::string describe_gate(const OverlapPlan& plan, std::int64_t g) {
 Verdict check_start(const OverlapPlan& plan, std::int64_t g) {
   const Gate& gate = plan.gates[index(g)];
   const BufferKind buffer = plan.slices[index(gate.slice)].region.buffer;
-  if (buffer != BufferKind::kInput && buffer != BufferKind::kWeight) {
+  const bool read_at_start = buffer == BufferKind::kInput || buffer == BufferKind::kWeight ||
+                             (buffer == BufferKind::kReceived && !plan.input_blocks.empty());
+  if (!read_at_start) {
     return no("{}, but that slice arrives in the {} buffer, which no tile reads at its start",
               describe_gate(plan, g), name_of(buffer));
   }
@@ -91,7 +93,9 @@ Verdict check_waits(std::int64_t t, std::span<const Gate> gates, const std::vect
 }
 
 Verdict check_all_wait(const OverlapPlan& plan) {
-  const auto input = rows_of_slices(plan, BufferKind::kInput);
+  // Input blocks have a check of their own.
+  const auto input =
+      plan.input_blocks.empty() ? rows_of_slices(plan, BufferKind::kInput) : std::vector<SliceRows>{};
   const auto weight = rows_of_slices(plan, BufferKind::kWeight);
   if (input.empty() && weight.empty()) return {};
   std::size_t next = 0;

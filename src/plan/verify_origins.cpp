@@ -11,14 +11,6 @@ namespace {
 
 using core::no;
 
-/// Elements [begin, end) of a received buffer come from `source`'s packed buffer, from `offset` on.
-struct Arrival {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::size_t source = 0;
-  std::int64_t offset = 0;
-};
-
 /// A row of the product of one rank.
 struct ProductRow {
   std::size_t source = 0;
@@ -29,21 +21,7 @@ struct ProductRow {
 class Origins {
  public:
   Origins(Plans plans, std::span<const Facts> facts, const Matching& matching)
-      : plans_(plans), facts_(facts), arrivals_(plans.size()) {
-    for (std::size_t r = 0; r < plans.size(); ++r) {
-      for (std::int64_t i = 0; i < std::ssize(plans[r].transfers); ++i) {
-        const Transfer& t = plans[r].transfers[index(i)];
-        if (t.kind == TransferKind::kAllToAll) add_all_to_all(r, i, matching);
-        if (t.kind == TransferKind::kSend) {
-          const TransferId partner = matching.partner[r][index(i)];
-          const std::size_t peer = index(partner.rank);
-          add(peer, plans[peer].transfers[index(partner.transfer)].destination, r, t.source);
-        }
-        if (t.kind == TransferKind::kPut) add(index(t.peer), t.destination, r, t.source);
-      }
-    }
-    for (auto& list : arrivals_) std::ranges::sort(list, {}, &Arrival::begin);
-  }
+      : plans_(plans), facts_(facts), arrivals_(arrivals_from(plans, matching, BufferKind::kPacked)) {}
 
   /// The product's rows that `rows` rows of `cols` elements at `offset` of rank r's received buffer hold.
   /// They must hold columns [col_begin, col_begin + cols). Left empty when some of it does not come from a
@@ -78,39 +56,6 @@ class Origins {
   }
 
  private:
-  void add(std::size_t r, const Region& destination, std::size_t source_rank, const Region& source) {
-    if (destination.buffer != BufferKind::kReceived || source.buffer != BufferKind::kPacked ||
-        destination.count == 0)
-      return;
-    arrivals_[r].push_back(
-        {destination.offset, destination.offset + destination.count, source_rank, source.offset});
-  }
-
-  /// Rank r's part of one all-to-all, chunk by chunk.
-  void add_all_to_all(std::size_t r, std::int64_t i, const Matching& matching) {
-    const Transfer& t = plans_[r].transfers[index(i)];
-    const auto channel =
-        index(std::ranges::lower_bound(matching.channels, t.channel) - matching.channels.begin());
-    Region destination{t.destination.buffer, t.destination.offset, 0};
-    for (std::size_t s = 0; s < plans_.size(); ++s) {
-      destination.count = t.receive_counts[s];
-      const Transfer& sent = matching_transfer(s, channel, matching.ordinal[r][index(i)], matching);
-      Region source{sent.source.buffer, sent.source.offset, destination.count};
-      for (std::size_t d = 0; d < r; ++d) source.offset += sent.send_counts[d];
-      add(r, destination, s, source);
-      destination.offset += destination.count;
-    }
-  }
-
-  [[nodiscard]] const Transfer& matching_transfer(std::size_t r, std::size_t channel, std::int64_t ordinal,
-                                                  const Matching& matching) const {
-    for (const std::int64_t i : matching.transfers[r][channel]) {
-      const Transfer& t = plans_[r].transfers[index(i)];
-      if (is_collective(t.kind) && matching.ordinal[r][index(i)] == ordinal) return t;
-    }
-    core::fail(ErrorKind::kInternal, "rank {} has no collective {} although transfers match", r, ordinal);
-  }
-
   Plans plans_;
   std::span<const Facts> facts_;
   std::vector<std::vector<Arrival>> arrivals_;

@@ -106,6 +106,7 @@ Verdict verify(std::span<const OverlapPlan> plans) {
   if (Verdict v = plan::check_summands(plans, facts, matching); !v) return v;
   if (Verdict v = plan::check_arrivals(plans, facts); !v) return v;
   if (Verdict v = plan::run_symbolically(plans, matching); !v) return v;
+  if (Verdict v = plan::check_input_origins(plans, matching); !v) return v;
   return plan::check_origins(plans, facts, matching);
 }
 

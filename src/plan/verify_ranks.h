@@ -29,6 +29,19 @@ struct Matching {
 
 using Plans = std::span<const OverlapPlan>;
 
+/// Elements [begin, end) of a received buffer come from rank `source`, from element `offset` of one of its
+/// buffers on.
+struct Arrival {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::size_t source = 0;
+  std::int64_t offset = 0;
+};
+
+/// By rank: what sends, puts and all-to-alls bring into its received buffer from buffers of kind `from`, by
+/// `begin`.
+std::vector<std::vector<Arrival>> arrivals_from(Plans plans, const Matching& matching, BufferKind from);
+
 /// Collectives and point-to-point transfers agree pairwise, in order, kind, and size.
 Verdict match_transfers(Plans plans, Matching& matching);
 
@@ -44,6 +57,9 @@ Verdict run_symbolically(Plans plans, const Matching& matching);
 
 /// Restores and finish gates put what other ranks have sent where the product has it.
 Verdict check_origins(Plans plans, std::span<const Facts> facts, const Matching& matching);
+
+/// Input blocks hold the rows and columns that other ranks have of them.
+Verdict check_input_origins(Plans plans, const Matching& matching);
 
 bool is_collective(TransferKind kind);
 

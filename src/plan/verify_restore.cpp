@@ -200,8 +200,8 @@ Verdict check_bands(const OverlapPlan& plan, const Facts& facts, ReadyData& read
   return check_read_once(plan, reads);
 }
 
-/// Transfers that pass on what has arrived, and finish gates, read too.
-void read_by_transfers_and_gates(const OverlapPlan& plan, ReadyData& packed, ReadyData& received) {
+/// Transfers that pass on what has arrived, finish gates and main loops read too.
+void read_by_transfers_and_tiles(const OverlapPlan& plan, ReadyData& packed, ReadyData& received) {
   for (std::size_t i = 0; i < plan.transfers.size(); ++i) {
     const Transfer& t = plan.transfers[i];
     if (t.source == t.destination || t.kind == TransferKind::kReduceScatter) continue;
@@ -213,6 +213,11 @@ void read_by_transfers_and_gates(const OverlapPlan& plan, ReadyData& packed, Rea
   for (const Gate& gate : plan.gates) {
     if (gate.point != GatePoint::kFinish) continue;
     received.read(gate.offset, gate.offset + plan.grid.tile(gate.tile).size());
+  }
+  if (plan.schedule.empty()) return;
+  for (const InputBlock& block : plan.input_blocks) {
+    if (block.buffer != BufferKind::kReceived) continue;
+    received.read(block.offset, block.offset + plan.grid.rows() * block.depth);
   }
 }
 
@@ -250,7 +255,7 @@ Verdict check_restore(const OverlapPlan& plan, const Facts& facts) {
     }
     if (Verdict v = check_bands(plan, facts, from_packed ? packed : received); !v) return v;
   }
-  read_by_transfers_and_gates(plan, packed, received);
+  read_by_transfers_and_tiles(plan, packed, received);
   if (Verdict v = check_all_read(plan, packed, BufferKind::kPacked); !v) return v;
   return check_all_read(plan, received, BufferKind::kReceived);
 }

@@ -15,10 +15,13 @@ namespace {
 struct Unit {
   std::int64_t tile = -1;  ///< -1: idle.
   std::int64_t position = -1;
+  std::size_t pass = 0;
   double tile_us = 0;
   double done_fraction = 0;        ///< Of the tile's time, computed so far.
+  double end_fraction = 1;         ///< Where this pass ends.
   std::size_t next_gate = 0;       ///< Among the tile's gates, start gates first.
   std::int64_t waits_for = -1;     ///< Slice.
+  bool waits_for_pass = false;     ///< Another unit is still at the tile's last pass.
   std::int64_t last_held_by = -1;  ///< Slice.
   double span_begin_us = 0;        ///< Real time.
 };
@@ -33,6 +36,8 @@ class TileCompute final : public RankCompute {
         jitter_(jitter),
         rank_(rank),
         timeline_(timeline) {
+    for (const std::int64_t begin : plan.passes()) pass_begins_.push_back(fraction_at(begin));
+    passes_done_.resize(static_cast<std::size_t>(plan.grid.num_tiles()), 0);
     gates_.resize(static_cast<std::size_t>(plan.grid.num_tiles()));
     for (const Gate& gate : plan.gates) gates_[static_cast<std::size_t>(gate.tile)].push_back(gate);
     for (std::vector<Gate>& gates : gates_) {
@@ -104,10 +109,15 @@ class TileCompute final : public RankCompute {
   std::int64_t advance(std::size_t index, double work_us, double now_us) {
     Unit& unit = units_[index];
     if (unit.tile < 0 && !take_next_tile(unit, now_us)) return -1;
+    if (passes_done_[static_cast<std::size_t>(unit.tile)] < unit.pass) {
+      unit.waits_for_pass = true;
+      return -1;
+    }
     const std::vector<Gate>& gates = gates_[static_cast<std::size_t>(unit.tile)];
     while (unit.next_gate < gates.size()) {
       const Gate& gate = gates[unit.next_gate];
       const double fraction = fraction_before(gate);
+      if (!in_last_pass(unit) && (gate.point == GatePoint::kFinish || fraction >= unit.end_fraction)) break;
       if (fraction > unit.done_fraction) {
         compute(unit, index, fraction, work_us);
         return -1;
@@ -119,27 +129,36 @@ class TileCompute final : public RankCompute {
       }
       ++unit.next_gate;
     }
-    if (unit.done_fraction < 1) {
-      compute(unit, index, 1, work_us);
+    if (unit.done_fraction < unit.end_fraction) {
+      compute(unit, index, unit.end_fraction, work_us);
       return -1;
     }
     ready_.emplace(work_us, index);
-    return finish_tile(unit, index, now_us);
+    return finish_pass(unit, index, work_us, now_us);
   }
+
+  [[nodiscard]] bool in_last_pass(const Unit& unit) const { return unit.pass + 1 == pass_begins_.size(); }
 
   /// How much of its tile can be computed before the gate.
   [[nodiscard]] double fraction_before(const Gate& gate) const {
-    if (gate.point == GatePoint::kFinish) return 1;
+    return gate.point == GatePoint::kFinish ? 1 : fraction_at(gate.k_begin);
+  }
+
+  /// How much of a tile is computed when the main loop comes to `k`.
+  [[nodiscard]] double fraction_at(std::int64_t k) const {
     if (plan_.grid.k() == 0) return 0;
-    return static_cast<double>(gate.k_begin) / static_cast<double>(plan_.grid.k());
+    return static_cast<double>(k) / static_cast<double>(plan_.grid.k());
   }
 
   bool take_next_tile(Unit& unit, double now_us) {
-    if (next_position_ == plan_.schedule.size()) return false;
-    unit.position = static_cast<std::int64_t>(next_position_);
-    unit.tile = plan_.schedule[next_position_++];
+    const std::size_t tiles = plan_.schedule.size();
+    if (next_position_ == tiles * pass_begins_.size()) return false;
+    unit.pass = next_position_ / tiles;
+    unit.position = static_cast<std::int64_t>(next_position_ % tiles);
+    unit.tile = plan_.schedule[next_position_++ % tiles];
     unit.tile_us = model_.tile_us(unit.tile) * slow_factor_ * jitter_.factor();
-    unit.done_fraction = 0;
+    unit.done_fraction = pass_begins_[unit.pass];
+    unit.end_fraction = in_last_pass(unit) ? 1 : pass_begins_[unit.pass + 1];
     unit.next_gate = 0;
     unit.span_begin_us = now_us;
     return true;
@@ -152,13 +171,29 @@ class TileCompute final : public RankCompute {
     ready_.emplace(work_us + piece, index);
   }
 
-  std::int64_t finish_tile(Unit& unit, std::size_t index, double now_us) {
+  std::int64_t finish_pass(Unit& unit, std::size_t index, double work_us, double now_us) {
     record(unit, index, now_us, SpanKind::kCompute);
+    if (!in_last_pass(unit)) {
+      ++passes_done_[static_cast<std::size_t>(unit.tile)];
+      wake_next_pass(unit.tile, work_us, now_us);
+      unit.tile = -1;
+      return -1;
+    }
     const auto group = static_cast<std::size_t>(plan_.group_of(unit.position));
     unit.tile = -1;
     if (--left_in_group_[group] > 0) return -1;
     held_up_by_[group] = unit.last_held_by;
     return static_cast<std::int64_t>(group);
+  }
+
+  void wake_next_pass(std::int64_t tile, double work_us, double now_us) {
+    for (std::size_t other = 0; other < units_.size(); ++other) {
+      Unit& unit = units_[other];
+      if (!unit.waits_for_pass || unit.tile != tile) continue;
+      unit.waits_for_pass = false;
+      unit.span_begin_us = now_us;
+      ready_.emplace(work_us, other);
+    }
   }
 
   void record(Unit& unit, std::size_t index, double now_us, SpanKind kind) {
@@ -178,6 +213,8 @@ class TileCompute final : public RankCompute {
   Jitter jitter_;
   std::int32_t rank_;
   Timeline* timeline_;
+  std::vector<double> pass_begins_;       ///< As fractions of a tile.
+  std::vector<std::size_t> passes_done_;  ///< By tile.
   std::vector<std::vector<Gate>> gates_;  ///< By tile.
   std::vector<bool> arrived_;             ///< By slice.
   std::vector<Unit> units_;

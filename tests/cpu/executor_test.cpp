@@ -99,6 +99,32 @@ TEST(CpuExecutor, StartGateInsideTheMainLoop) {
   });
 }
 
+// One rank waits for columns of A in the middle of the main loop, for every type, also where
+// tiles have several segments.
+TEST(CpuExecutor, PartialSumsAreKeptBetweenPasses) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const bool summed : {false, true}) {
+      on_executors(2, [&](Executor& executor, std::int32_t rank) {
+        const HandMadeShape shape{.rank = rank, .world_size = 2, .rows_per_rank = 9, .n = 10, .k = 8};
+        const auto prepared = executor.prepare(column_passes_plan(shape, dtype, summed));
+        for (std::int64_t call = 0; call < 5; ++call) {
+          Matrix a(9, 2, dtype);
+          a.fill([&](std::int64_t i, std::int64_t p) { return known_a(call, i, 2 * rank + p); });
+          const Matrix b = known_matrix_b(call, shape.n, 4, dtype);
+          Matrix out(9, shape.n, dtype);
+          executor.execute(*prepared, operands_of(a, b, out), Mode::kRun, nullptr);
+          for (std::int64_t i = 0; i < 9; ++i) {
+            for (std::int64_t j = 0; j < shape.n; ++j)
+              ASSERT_EQ(out.at(i, j), (summed ? 2 : 1) * product_at(call, i, call, j, 4))
+                  << "row " << i << " column " << j;
+          }
+          EXPECT_TRUE(out.guards_intact());
+        }
+      });
+    }
+  }
+}
+
 TEST(CpuExecutor, FinishGatesAddWhatHasArrived) {
   for (const std::int32_t world_size : {2, 3, 5}) {
     on_executors(world_size, [&](Executor& executor, std::int32_t rank) {

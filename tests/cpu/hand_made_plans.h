@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -152,6 +153,65 @@ inline OverlapPlan experts_plan(const HandMadeShape& shape, const std::vector<st
   OverlapPlan plan = plain_plan(shape, problems);
   for (std::int64_t tile = plan.grid.num_tiles() - 1; tile >= 0; --tile) plan.schedule.push_back(tile);
   plan.groups = {{0, plan.grid.num_tiles()}};
+  return plan;
+}
+
+/// out = A · B^T on both of two ranks, of which each has two of four columns of A. The main loop begins with
+/// the own ones. `summed`: rows of tiles are packed one by one, summed over the ranks, and restored.
+inline OverlapPlan column_passes_plan(const HandMadeShape& shape, DType dtype, bool summed) {
+  const std::int64_t rows = shape.rows_per_rank;
+  HandMadeShape four_columns = shape;
+  four_columns.k = 4;
+  OverlapPlan plan =
+      plain_plan(four_columns, {{.row_begin = 0, .rows = rows, .col_begin = 0, .cols = shape.n}});
+  plan.dtype = dtype;
+  const std::int32_t peer = 1 - shape.rank;
+  plan.input_rows = rows;
+  plan.input_cols = 2;
+  plan.input_blocks = {{2 * shape.rank, 2, BufferKind::kInput, 0}, {2 * peer, 2, BufferKind::kReceived, 0}};
+  plan.received_size = 2 * rows;
+  plan.slices = {{peer, {BufferKind::kReceived, 0, 2 * rows}}};
+  Transfer send;
+  send.kind = TransferKind::kSend;
+  send.channel = shape.rank;
+  send.peer = peer;
+  send.source = {BufferKind::kInput, 0, 2 * rows};
+  Transfer receive;
+  receive.kind = TransferKind::kReceive;
+  receive.channel = peer;
+  receive.peer = peer;
+  receive.destination = plan.slices[0].region;
+  receive.slice = 0;
+  plan.transfers = {send, receive};
+  for (std::int64_t t = 0; t < plan.grid.num_tiles(); ++t) {
+    plan.schedule.push_back(t);
+    plan.gates.push_back({t, 0, GatePoint::kStart, 2, 0});
+  }
+  plan.groups = {{0, plan.grid.num_tiles()}};
+  if (!summed) return plan;
+  // Row after row of the output, each cut where tiles are.
+  const std::int64_t tile_cols = (shape.n + shape.tile - 1) / shape.tile;
+  for (std::int64_t t = 0; t < plan.grid.num_tiles(); ++t) {
+    const Tile& tile = plan.grid.tile(t);
+    for (std::int64_t i = 0; i < tile.rows; ++i) {
+      plan.placement.segments.push_back({i, 1, (tile.row_begin + i) * shape.n + tile.col_begin});
+    }
+    plan.placement.first_segment[static_cast<std::size_t>(t) + 1] = std::ssize(plan.placement.segments);
+  }
+  plan.packed_size = rows * shape.n;
+  Transfer sum;
+  sum.trigger = {TriggerKind::kGroup, 0};
+  sum.channel = 2;
+  sum.source = sum.destination = {BufferKind::kPacked, 0, plan.packed_size};
+  plan.transfers.push_back(sum);
+  plan.restore.source = BufferKind::kPacked;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    plan.restore.bands.push_back({row, 1, row * tile_cols, tile_cols});
+    for (std::int64_t t = 0; t < tile_cols; ++t) {
+      const std::int64_t col = t * shape.tile;
+      plan.restore.pieces.push_back({col, std::min(shape.tile, shape.n - col), row * shape.n + col});
+    }
+  }
   return plan;
 }
 

@@ -56,7 +56,7 @@ void make_inputs(std::mt19937_64& rng, SlicedCall& call) {
   for (int rank = 0; rank < call.world_size; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
     const std::int64_t own_rows = call.kind == SlicedKind::kHeads ? rows[r + 1] - rows[r] : o.m;
-    const bool same_a = call.kind == SlicedKind::kAllGather;
+    const bool same_a = call.kind == SlicedKind::kAllGather || call.kind == SlicedKind::kFromHeads;
     const bool same_b = call.kind == SlicedKind::kShardedWeight || call.kind == SlicedKind::kHeads;
     call.inputs.push_back({same_a ? a : random_matrix(rng, own_rows, o.k, o.dtype),
                            same_b ? b : random_matrix(rng, o.n, o.k, o.dtype)});
@@ -69,6 +69,15 @@ Matrix only_rows(const Matrix& whole, std::int64_t begin, std::int64_t end) {
   for (std::int64_t i = begin; i < end; ++i) {
     for (std::int64_t j = 0; j < whole.cols(); ++j) part.set(i, j, whole.at(i, j));
   }
+  return part;
+}
+
+/// The columns of A that this rank has at the start of an AllToAllGemm.
+Matrix own_columns(const SlicedCall& call, const Matrix& whole, int rank) {
+  const auto begins = slice_begins(call.heads.columns, call.options.k, call.world_size);
+  const auto r = static_cast<std::size_t>(rank);
+  Matrix part(whole.rows(), begins[r + 1] - begins[r], whole.dtype());
+  part.fill([&](std::int64_t i, std::int64_t j) { return whole.at(i, begins[r] + j); });
   return part;
 }
 
@@ -94,7 +103,9 @@ Matrix run(GemmOperator& op, const SlicedCall& call, int rank, const Matrix& bia
   // What is to arrive is not there before.
   const bool gathers_a = call.kind == SlicedKind::kAllGather;
   const bool gathers_b = call.kind == SlicedKind::kShardedWeight;
-  const Matrix a = gathers_a ? only_rows(inputs.a, begin, end) : inputs.a;
+  const Matrix a = gathers_a                             ? only_rows(inputs.a, begin, end)
+                   : call.kind == SlicedKind::kFromHeads ? own_columns(call, inputs.a, rank)
+                                                         : inputs.a;
   const Matrix b = gathers_b ? only_rows(inputs.b, begin, end) : inputs.b;
   const std::int64_t cols = bias.cols();
   Matrix out(op.output_rows(), cols, call.options.dtype, cols + call.output_padding);
@@ -122,6 +133,9 @@ std::vector<Term> terms_of(const SlicedCall& call, int rank, std::int64_t row) {
     const auto rows = slice_begins(call.heads.rows, call.options.m, call.world_size);
     const auto source = std::ranges::upper_bound(rows, row) - rows.begin() - 1;
     terms.push_back({source, row - rows[static_cast<std::size_t>(source)]});
+  } else if (call.kind == SlicedKind::kFromHeads) {
+    const auto rows = slice_begins(call.heads.rows, call.options.m, call.world_size);
+    terms.push_back({rank, rows[static_cast<std::size_t>(rank)] + row});
   } else {
     terms.push_back({rank, row});
   }
@@ -161,8 +175,8 @@ std::string to_text(const SlicedCall& call) {
 
 SlicedCall make_sliced_call(std::mt19937_64& rng, std::int64_t largest) {
   SlicedCall call;
-  call.kind = static_cast<SlicedKind>(pick(rng, 0, 4));
-  call.world_size = static_cast<int>(pick(rng, 1, 7));
+  call.kind = static_cast<SlicedKind>(pick(rng, 0, 5));
+  call.world_size = static_cast<int>(pick(rng, 1, 9));
   call.num_threads = static_cast<int>(pick(rng, 1, 3));
   GemmOptions& options = call.options;
   options.m = pick_size(rng, largest);
@@ -174,8 +188,9 @@ SlicedCall make_sliced_call(std::mt19937_64& rng, std::int64_t largest) {
   options.swizzle = pick(rng, 1, 4);
   call.slices =
       random_slices(rng, call.kind == SlicedKind::kShardedWeight ? options.n : options.m, call.world_size);
-  call.heads = {random_slices(rng, options.m, call.world_size),
-                random_slices(rng, options.n, call.world_size)};
+  call.heads = {
+      random_slices(rng, options.m, call.world_size),
+      random_slices(rng, call.kind == SlicedKind::kFromHeads ? options.k : options.n, call.world_size)};
   make_inputs(rng, call);
   call.with_bias = pick(rng, 0, 1) == 1;
   call.activation = static_cast<Activation>(pick(rng, 0, 3));
@@ -198,6 +213,8 @@ std::unique_ptr<GemmOperator> make_operator(Context& context, const SlicedCall& 
       return std::make_unique<GradientReduceScatter>(context, call.options, call.slices, baseline);
     case SlicedKind::kHeads:
       return std::make_unique<GemmAllToAll>(context, call.options, call.heads);
+    case SlicedKind::kFromHeads:
+      return std::make_unique<AllToAllGemm>(context, call.options, call.heads);
   }
   return nullptr;
 }

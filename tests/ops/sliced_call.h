@@ -14,7 +14,7 @@
 /// what they must give.
 namespace flashoverlap::test {
 
-enum class SlicedKind { kAllGather, kShardedWeight, kReduceScatter, kGradient, kHeads };
+enum class SlicedKind { kAllGather, kShardedWeight, kReduceScatter, kGradient, kHeads, kFromHeads };
 
 /// Everything about one call, for all ranks; made by one thread, read by all ranks.
 struct SlicedCall {
@@ -23,7 +23,7 @@ struct SlicedCall {
   int num_threads = 1;
   GemmOptions options;
   SliceOptions slices;
-  HeadSlices heads;                ///< kHeads only.
+  HeadSlices heads;                ///< kHeads and kFromHeads only.
   std::vector<RankInputs> inputs;  ///< By rank: what each multiplies once all has arrived.
   bool with_bias = false;
   Activation activation = Activation::kNone;

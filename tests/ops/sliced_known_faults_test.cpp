@@ -116,6 +116,58 @@ TEST(SlicedKnownFaults, B01AndB03AllGather) {
   }
 }
 
+/// This rank's columns of a whole A made of `seed`.
+Matrix own_columns(const Shape& shape, const AllToAllGemm& op, std::int64_t seed) {
+  Matrix a(shape.m, op.num_columns(), DType::kFloat32);
+  a.fill([&](std::int64_t i, std::int64_t j) { return known_a(seed, i, op.first_column() + j); });
+  return a;
+}
+
+/// This rank's rows of the product of matrices made of these seeds.
+void expect_projected(const Matrix& out, const Shape& shape, std::int64_t first_row, std::int64_t seed) {
+  for (std::int64_t i = 0; i < out.rows(); ++i) {
+    for (std::int64_t j = 0; j < shape.n; ++j) {
+      std::int64_t expected = 0;
+      for (std::int64_t p = 0; p < shape.k; ++p) {
+        expected += known_a(seed, first_row + i, p) * known_b(seed, p, j);
+      }
+      ASSERT_EQ(out.at(i, j), static_cast<float>(expected)) << "row " << i << " column " << j;
+    }
+  }
+  EXPECT_TRUE(out.guards_intact());
+}
+
+void project(Context& context, const Shape& shape, const HeadSlices& heads,
+             const std::vector<std::int64_t>& seeds) {
+  AllToAllGemm op(context, options_of(shape), heads);
+  for (const std::int64_t seed : seeds) {
+    for (const Method method : {Method::kOverlap, Method::kSerial}) {
+      const Matrix a = own_columns(shape, op, seed);
+      Matrix out(op.output_rows(), shape.n, DType::kFloat32);
+      op(operands_of(a, known_matrix_b(seed, shape.n, shape.k), out), method);
+      EXPECT_TRUE(a.guards_intact());
+      expect_projected(out, shape, op.first_row(), seed);
+    }
+  }
+}
+
+// Ragged last tiles, fewer rows than a tile, defaults on two ranks after eight, a subgroup, calls in a row.
+TEST(SlicedKnownFaults, B01B03B05B07AllToAllGemm) {
+  const HeadSlices uneven{{.sizes = {0, 7, 0, 1}}, {.sizes = {9, 0, 30, 1}, .parts = 2}};
+  for (const Shape& shape : {Shape{256, 130, 24, 2}, Shape{300, 30, 24, 4}, Shape{8, 128, 40, 4},
+                             Shape{1, 40, 9, 3}, Shape{96, 20, 16, 8}, Shape{96, 20, 16, 2}}) {
+    const bool is_uneven = shape.m == 8;
+    on_ranks(shape.ranks, [&](Context& context, int) {
+      project(context, shape, is_uneven ? uneven : HeadSlices{}, {3, 13, 23});
+    });
+  }
+  run_ranks(4, {}, [&](std::shared_ptr<Communicator> world) {
+    if (world->rank() < 2) return;
+    Context context(world->subgroup(std::vector<int>{3, 2}), {.poison_workspace = true});
+    project(context, {64, 24, 16, 2}, {}, {5});
+  });
+}
+
 TEST(SlicedKnownFaults, B05AllDefaultsOnTwoRanksAlsoAfterEight) {
   for (const int ranks : {2, 8, 2}) {
     const Shape shape{64 * ranks, 96, 48, ranks};

@@ -15,7 +15,7 @@
 namespace flashoverlap::test {
 namespace {
 
-enum class Kind { kGatherRows, kGatherColumns, kReduceScatter, kHeads };
+enum class Kind { kGatherRows, kGatherColumns, kReduceScatter, kHeads, kFromHeads };
 
 struct Case {
   Kind kind = Kind::kGatherRows;
@@ -35,6 +35,8 @@ struct Case {
         return plan_tail_free_reduce_scatter(own, slices);
       case Kind::kHeads:
         return plan_gemm_all_to_all(own, heads);
+      case Kind::kFromHeads:
+        return plan_all_to_all_gemm(own, heads);
     }
     return {};
   }
@@ -50,6 +52,8 @@ struct Case {
         return plan_reduce_scatter(own, slices);
       case Kind::kHeads:
         return plan_serial_gemm_all_to_all(own, heads);
+      case Kind::kFromHeads:
+        return plan_serial_all_to_all_gemm(own, heads);
     }
     return {};
   }
@@ -90,7 +94,7 @@ class TailFreePlans : public SeededTest {
 
   Case next() {
     Case c;
-    c.kind = static_cast<Kind>(pick(0, 3));
+    c.kind = static_cast<Kind>(pick(0, 4));
     PlanOptions& o = c.options;
     o.world_size = static_cast<std::int32_t>(pick(1, 9));
     o.dtype = static_cast<DType>(pick(0, 2));
@@ -102,7 +106,8 @@ class TailFreePlans : public SeededTest {
     o.swizzle = pick(1, 4);
     o.resources = {pick(1, 6), 0};
     c.slices = slices(c.kind == Kind::kGatherColumns ? o.n : o.m, o.world_size);
-    c.heads = {slices(o.m, o.world_size), slices(o.n, o.world_size)};
+    if (c.kind == Kind::kFromHeads) o.k = pick(0, 40);
+    c.heads = {slices(o.m, o.world_size), slices(c.kind == Kind::kFromHeads ? o.k : o.n, o.world_size)};
     return c;
   }
 };
@@ -122,33 +127,42 @@ Tag tag(std::int64_t rank, std::int64_t row, std::int64_t col) {
 /// One rank: computes a tile when all that it waits for is there, and sends what is complete.
 class Rank {
  public:
-  explicit Rank(const OverlapPlan& plan)
+  /// `first_column`: of A, of this rank's heads.
+  Rank(const OverlapPlan& plan, std::int64_t first_column)
       : plan_(plan),
         packed_(at(plan.packed_size), kNothing),
         received_(at(plan.received_size), kNothing),
         output_(at(plan.output_rows * plan.output_cols), kNothing),
+        taken_(at(plan.grid.num_tiles())),
+        passes_(plan.passes()),
+        first_column_(first_column),
         arrived_(plan.slices.size(), false),
         sent_(plan.transfers.size(), false) {}
 
   void compute() {
-    while (position_ < std::ssize(plan_.schedule) && may_run(plan_.schedule[at(position_)])) {
-      run(plan_.schedule[at(position_)]);
+    while (!finished() && may_run(tile_at_position())) {
+      run(tile_at_position());
       ++position_;
     }
   }
-  [[nodiscard]] bool finished() const { return position_ == std::ssize(plan_.schedule); }
+  [[nodiscard]] bool finished() const { return position_ == num_tiles() * std::ssize(passes_); }
   [[nodiscard]] bool may_send(std::size_t i) const {
     const Transfer& t = plan_.transfers[i];
     if (t.kind != TransferKind::kSend || sent_[i]) return false;
     if (t.trigger.kind == TriggerKind::kStart) return true;
     const WaveGroup& group = plan_.groups[at(t.trigger.index)];
-    return position_ >= group.first_position + group.num_tiles;
+    return position_ - num_tiles() * (std::ssize(passes_) - 1) >= group.first_position + group.num_tiles;
   }
-  /// What it sends; empty for parts of the input, which have no tags here.
+  /// What it sends; empty for gathered parts of the input, which have no tags here.
   std::vector<Tag> send(std::size_t i) {
     sent_[i] = true;
     const Region& source = plan_.transfers[i].source;
-    if (source.buffer != BufferKind::kPacked) return {};
+    if (source.buffer != BufferKind::kPacked) {
+      std::vector<Tag> data;
+      if (plan_.input_blocks.empty()) return data;
+      for (std::int64_t e = source.offset; e < source.offset + source.count; ++e) data.push_back(input(e));
+      return data;
+    }
     const auto begin = packed_.begin() + source.offset;
     return {begin, begin + source.count};
   }
@@ -166,13 +180,53 @@ class Rank {
     return output_[at(row * plan_.output_cols + col)];
   }
   [[nodiscard]] const OverlapPlan& plan() const { return plan_; }
+  /// What the tile has multiplied with each of its rows of A, by column of A: (row, column) of the whole A.
+  [[nodiscard]] const std::vector<std::vector<Tag>>& taken(std::int64_t tile) const {
+    return taken_[at(tile)];
+  }
+  static Tag whole_a(std::int64_t row, std::int64_t column) { return (row << 16) + column; }
 
  private:
+  [[nodiscard]] std::int64_t num_tiles() const { return std::ssize(plan_.schedule); }
+  [[nodiscard]] std::int64_t tile_at_position() const { return plan_.schedule[at(position_ % num_tiles())]; }
+  [[nodiscard]] std::int64_t pass_end() const {
+    const std::size_t next = at(position_ / num_tiles() + 1);
+    return next < passes_.size() ? passes_[next] : plan_.grid.k();
+  }
+  /// Element of an input with rows of all ranks and columns of this one.
+  [[nodiscard]] Tag input(std::int64_t e) const {
+    return whole_a(e / plan_.input_cols, first_column_ + e % plan_.input_cols);
+  }
   [[nodiscard]] bool may_run(std::int64_t tile) const {
-    return std::ranges::all_of(
-        plan_.gates, [&](const Gate& gate) { return gate.tile != tile || arrived_[at(gate.slice)]; });
+    const bool last = pass_end() == plan_.grid.k();
+    return std::ranges::all_of(plan_.gates, [&](const Gate& gate) {
+      const bool later = !last && (gate.point == GatePoint::kFinish || gate.k_begin >= pass_end());
+      return gate.tile != tile || later || arrived_[at(gate.slice)];
+    });
+  }
+  /// The pass's part of the main loop, row by row.
+  void take_input(std::int64_t t) {
+    const Tile& tile = plan_.grid.tile(t);
+    const std::int64_t pass_begin = passes_[at(position_ / num_tiles())];
+    taken_[at(t)].resize(at(tile.rows));
+    std::int64_t loop = 0;
+    for (const InputBlock& block : plan_.input_blocks) {
+      for (std::int64_t j = 0; j < block.depth; ++j, ++loop) {
+        if (loop < pass_begin || loop >= pass_end()) continue;
+        for (std::int64_t i = 0; i < tile.rows; ++i) {
+          auto& row = taken_[at(t)][at(i)];
+          row.resize(at(plan_.grid.k()), kNothing);
+          const std::int64_t e = block.offset + (tile.row_begin + i) * block.depth + j;
+          Tag& to = row[at(block.k_begin + j)];
+          ASSERT_EQ(to, kNothing) << "taken twice";
+          to = block.buffer == BufferKind::kInput ? input(e) : received_.at(at(e));
+        }
+      }
+    }
   }
   void run(std::int64_t t) {
+    take_input(t);
+    if (pass_end() < plan_.grid.k()) return;
     const Tile& tile = plan_.grid.tile(t);
     std::vector<Tag> values;
     for (std::int64_t i = 0; i < tile.rows; ++i) {
@@ -205,6 +259,9 @@ class Rank {
 
   const OverlapPlan& plan_;
   std::vector<Tag> packed_, received_, output_;
+  std::vector<std::vector<std::vector<Tag>>> taken_;
+  std::vector<std::int64_t> passes_;
+  std::int64_t first_column_ = 0;
   std::vector<bool> arrived_;
   std::vector<bool> sent_;
   std::int64_t position_ = 0;
@@ -241,17 +298,40 @@ void run_all(std::vector<Rank>& ranks) {
   }
 }
 
+/// Every tile has multiplied with its rows of A, each column once, whoever had it.
+void check_taken(const Case& c, const Rank& rank) {
+  if (rank.plan().input_blocks.empty()) return;
+  const auto rows = slice_begins(c.heads.rows, c.options.m, c.options.world_size);
+  const std::int64_t first_row = rows[at(rank.plan().rank)];
+  for (std::int64_t t = 0; t < rank.plan().grid.num_tiles(); ++t) {
+    const Tile& tile = rank.plan().grid.tile(t);
+    for (std::int64_t i = 0; i < tile.rows; ++i) {
+      for (std::int64_t j = 0; j < c.options.k; ++j) {
+        ASSERT_EQ(rank.taken(t)[at(i)][at(j)], Rank::whole_a(first_row + tile.row_begin + i, j))
+            << "tile " << t << " row " << i << " column " << j;
+      }
+    }
+  }
+}
+
 void check_outputs(const Case& c, const std::vector<Rank>& ranks) {
   const std::int32_t world = c.options.world_size;
   const auto begins =
       slice_begins(c.slices, c.kind == Kind::kGatherColumns ? c.options.n : c.options.m, world);
   const auto rows = slice_begins(c.heads.rows, c.options.m, world);
-  const auto columns = slice_begins(c.heads.columns, c.options.n, world);
+  const auto columns =
+      slice_begins(c.heads.columns, c.kind == Kind::kFromHeads ? c.options.k : c.options.n, world);
   for (std::int32_t r = 0; r < world; ++r) {
     const OverlapPlan& plan = ranks[at(r)].plan();
     const bool scatter = c.kind == Kind::kReduceScatter;
     const bool heads = c.kind == Kind::kHeads;
-    ASSERT_EQ(plan.output_rows, scatter ? begins[at(r) + 1] - begins[at(r)] : c.options.m);
+    const bool from_heads = c.kind == Kind::kFromHeads;
+    if (from_heads) check_taken(c, ranks[at(r)]);
+    if (testing::Test::HasFatalFailure()) return;
+    const std::int64_t own_rows = rows[at(r) + 1] - rows[at(r)];
+    ASSERT_EQ(plan.output_rows, scatter      ? begins[at(r) + 1] - begins[at(r)]
+                                : from_heads ? own_rows
+                                             : c.options.m);
     ASSERT_EQ(plan.output_cols, heads ? columns[at(r) + 1] - columns[at(r)] : c.options.n);
     for (std::int64_t i = 0; i < plan.output_rows; ++i) {
       for (std::int64_t j = 0; j < plan.output_cols; ++j) {
@@ -285,7 +365,11 @@ TEST_F(TailFreePlans, HoldAndMeanTheOperation) {
     }
     const Verdict together = verify(plans);
     ASSERT_TRUE(together) << together.reason;
-    std::vector<Rank> ranks(plans.begin(), plans.end());
+    std::vector<Rank> ranks;
+    const bool from_heads = c.kind == Kind::kFromHeads;
+    const auto columns =
+        slice_begins(c.heads.columns, from_heads ? c.options.k : c.options.n, c.options.world_size);
+    for (const OverlapPlan& plan : plans) ranks.emplace_back(plan, columns[at(plan.rank)]);
     run_all(ranks);
     if (HasFatalFailure()) return;
     check_outputs(c, ranks);
@@ -301,7 +385,7 @@ TEST_F(TailFreePlans, BaselinesHoldAndHaveTheSameTiles) {
     const auto plans = c.all([&](std::int32_t rank) { return c.serial_plan(rank, num_slices); });
     const Verdict together = verify(plans);
     ASSERT_TRUE(together) << together.reason;
-    if (num_slices > 1 && c.kind != Kind::kHeads) continue;
+    if (num_slices > 1 && c.kind != Kind::kHeads && c.kind != Kind::kFromHeads) continue;
     for (std::int32_t rank = 0; rank < c.options.world_size; ++rank) {
       ASSERT_EQ(plans[at(rank)].grid, c.plan(rank).grid) << "results would have other bits";
     }

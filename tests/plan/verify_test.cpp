@@ -325,6 +325,46 @@ TEST(VerifyTest, GatheredWeightsAreGatedByTheirColumns) {
   EXPECT_NE(verify(plan).reason.find("tile 1 reads rows [2, 4) of the weight buffer"), std::string::npos);
 }
 
+TEST(VerifyTest, InputBlocksMakeUpAAndAreWaitedFor) {
+  PlanOptions options{.rank = 0,
+                      .world_size = 2,
+                      .m = 4,
+                      .n = 4,
+                      .k = 6,
+                      .tile_m = 2,
+                      .tile_n = 4,
+                      .resources = {},
+                      .partition = {}};
+  const OverlapPlan plan = plan_all_to_all_gemm(options, {});
+  ASSERT_EQ(plan.input_blocks.size(), 2U);
+  EXPECT_EQ(plan.passes(), (std::vector<std::int64_t>{0, 3}));
+  expect_refused(
+      plan,
+      {{"depth", [](auto& p) { p.input_blocks[0].depth = 0; },
+        "input block 0 has columns from 0 on, 0 of them; expected at least one inside [0, 6)"},
+       {"outside", [](auto& p) { p.input_blocks[1].k_begin = 4; },
+        "input block 1 has columns from 4 on, 3 of them; expected at least one inside [0, 6)"},
+       {"buffer", [](auto& p) { p.input_blocks[1].buffer = BufferKind::kPacked; },
+        "input block 1 is in the packed buffer; expected input or received"},
+       {"region", [](auto& p) { p.input_blocks[1].offset = 1; },
+        "input block 1 has offset 1 and count 6, outside the received buffer of 6 elements"},
+       {"twice", [](auto& p) { p.input_blocks[1].k_begin = 2; },
+        "input blocks: columns of A are taken up to 3, and next from 2 on; expected each once"},
+       {"missing", [](auto& p) { p.input_blocks.pop_back(); },
+        "input blocks: columns [3, 6) of A are in none"},
+       {"shape", [](auto& p) { p.input_rows = -1; }, "the input buffer of -1 x 3 is not a matrix"},
+       {"shape alone", [](auto& p) { p.input_blocks.clear(); },
+        "there are no input blocks, but the input buffer is said to hold 4 x 3"},
+       {"no gate", [](auto& p) { p.gates.clear(); },
+        "tile 0 reads input block 1 from element 3 of the main loop on, but has no start gate that waits "
+        "there "
+        "for slice 0"},
+       {"late", [](auto& p) { p.gates[0].k_begin = 4; },
+        "tile 0 reads input block 1 from element 3 of the main loop on"},
+       {"nothing arrives", [](auto& p) { p.slices[0].region.count = p.transfers[1].destination.count = 3; },
+        "tile 0 reads element 3 of the received buffer for input block 1, but no slice arrives there"}});
+}
+
 TEST(VerifyTest, FinishGates) {
   expect_refused(
       tail_free_reduce_scatter()[0],

@@ -29,7 +29,7 @@ MachineProfile machine_with(double gbps) {
   return machine;
 }
 
-enum class Kind { kGatherRows, kGatherColumns, kReduceScatter, kHeads };
+enum class Kind { kGatherRows, kGatherColumns, kReduceScatter, kHeads, kFromHeads };
 
 struct Case {
   Kind kind = Kind::kGatherRows;
@@ -61,15 +61,25 @@ struct Case {
         case Kind::kHeads:
           plans.push_back(plan_gemm_all_to_all(own, HeadSlices{SliceOptions{}, slices}));
           break;
+        case Kind::kFromHeads:
+          plans.push_back(plan_all_to_all_gemm(own, HeadSlices{SliceOptions{}, slices}));
+          break;
       }
     }
     return plans;
   }
   /// Time to compute, and bytes to send, of a slice of `size` on a rank.
   [[nodiscard]] double compute_us(std::int64_t size) const {
-    const double tile_us = 1.5 + 2.0 * kTile * kTile * static_cast<double>(options.k) / 8192;
+    if (kind == Kind::kFromHeads) {  // its share of the main loop, of all tiles
+      const double tiles = static_cast<double>(across() / kTile) * static_cast<double>(options.n / kTile);
+      return static_cast<double>(size) / static_cast<double>(options.k) * tiles * tile_us() /
+             static_cast<double>(options.resources.compute_units);
+    }
     const double tiles = static_cast<double>(size / kTile) * static_cast<double>(across() / kTile);
-    return tiles * tile_us / static_cast<double>(options.resources.compute_units);
+    return tiles * tile_us() / static_cast<double>(options.resources.compute_units);
+  }
+  [[nodiscard]] double tile_us() const {
+    return 1.5 + 2.0 * kTile * kTile * static_cast<double>(options.k) / 8192;
   }
   [[nodiscard]] double bytes(std::int64_t size) const {
     const bool gathers = kind == Kind::kGatherRows || kind == Kind::kGatherColumns;
@@ -77,7 +87,7 @@ struct Case {
   }
   /// The product's size along the other axis, of one rank.
   [[nodiscard]] std::int64_t across() const {
-    if (kind == Kind::kHeads) return options.m / options.world_size;
+    if (kind == Kind::kHeads || kind == Kind::kFromHeads) return options.m / options.world_size;
     return kind == Kind::kGatherColumns ? options.m : options.n;
   }
   /// The bandwidth on which the longest transfer, with latency and signal, takes `share` of the shortest
@@ -116,11 +126,17 @@ class TailFree : public SeededTest {
       o.m = across * world;
       o.n = total;
     }
+    if (kind == Kind::kFromHeads) {
+      o.m = across * world;
+      o.n = kTile * o.resources.compute_units * pick(2, 4);
+      o.k = total;
+    }
     return c;
   }
 };
 
-constexpr Kind kKinds[] = {Kind::kGatherRows, Kind::kGatherColumns, Kind::kReduceScatter, Kind::kHeads};
+constexpr Kind kKinds[] = {Kind::kGatherRows, Kind::kGatherColumns, Kind::kReduceScatter, Kind::kHeads,
+                           Kind::kFromHeads};
 constexpr std::int32_t kWorlds[] = {2, 3, 4, 5, 7, 8, 13, 16, 32, 64};
 
 TEST_F(TailFree, NothingShowsWhereCommunicationIsNoLongerThanComputation) {

@@ -1,0 +1,55 @@
+#include "plan/heads.h"
+
+#include <algorithm>
+#include <span>
+
+#include "plan/agreement.h"
+#include "plan/arithmetic.h"
+#include "plan/builder.h"
+#include "plan/slices.h"
+
+namespace flashoverlap::plan {
+
+std::int64_t HeadShares::num_rows(std::int64_t rank) const {
+  return rows[index(rank + 1)] - rows[index(rank)];
+}
+
+std::int64_t HeadShares::num_columns(std::int64_t rank) const {
+  return columns[index(rank + 1)] - columns[index(rank)];
+}
+
+HeadShares share_heads(const PlanOptions& options, const HeadSlices& slices, std::int64_t num_columns) {
+  check_options(options);
+  check_no_partition(options);
+  check_parts(slices.columns.parts);
+  HeadShares shares{.rows = slice_begins(slices.rows, options.m, options.world_size),
+                    .columns = slice_begins(slices.columns, num_columns, options.world_size),
+                    .own = options};
+  shares.own.m = shares.num_rows(options.rank);
+  return shares;
+}
+
+std::uint64_t hash_heads(std::string_view operation, const PlanOptions& options, const HeadShares& shares,
+                         std::int64_t parts) {
+  AgreementHash hash = hash_options(operation, options, {});
+  hash.add(std::span(shares.rows));
+  hash.add(std::span(shares.columns));
+  hash.add(parts);
+  return hash.value();
+}
+
+std::vector<RowStrip> cut_rows(std::int64_t rows, std::int64_t tile_m, std::int64_t count) {
+  const std::int64_t tile_rows = ceil_div(rows, tile_m);
+  const std::int64_t num = std::min(std::max<std::int64_t>(count, 1), tile_rows);
+  std::vector<RowStrip> strips;
+  for (std::int64_t s = 0; s < num; ++s) {
+    RowStrip strip{.first_tile_row = share_begin(tile_rows, num, s),
+                   .end_tile_row = share_begin(tile_rows, num, s + 1)};
+    strip.row_begin = strip.first_tile_row * tile_m;
+    strip.rows = std::min(strip.end_tile_row * tile_m, rows) - strip.row_begin;
+    strips.push_back(strip);
+  }
+  return strips;
+}
+
+}  // namespace flashoverlap::plan
