@@ -5,7 +5,9 @@
 
 #include "check.h"
 #include "core/fail.h"
+#include "cuda_call.h"
 #include "gemm_choice.h"
+#include "nccl_communicator.h"
 #include "operand_check.h"
 
 namespace flashoverlap {
@@ -28,22 +30,6 @@ bool is_serial(const OverlapPlan& plan) {
 }
 
 }  // namespace
-
-// One execution, with everything that its steps need.
-struct CudaExecutor::Call {
-  PreparedCudaPlan& prepared;
-  const Operands& operands;
-  Mode mode;
-  cudaStream_t stream;  // the caller's
-  bool is_captured;
-  EventLog& log;
-  // Where the tiles that are stored in place go, and what the epilogue reads: the caller's output, or a dense
-  // stand-in.
-  void* output = nullptr;
-  std::int64_t ldo = 0;
-
-  [[nodiscard]] const OverlapPlan& plan() const { return prepared.plan(); }
-};
 
 CudaExecutor::CudaExecutor(std::shared_ptr<Communicator> communicator, const CudaOptions& options)
     : communicator_(std::move(communicator)), options_(options) {
@@ -71,8 +57,9 @@ CudaExecutor::CudaExecutor(std::shared_ptr<Communicator> communicator, const Cud
   gemm_done_ = Event();
   call_done_ = Event();
   void* memory = nullptr;
-  FLASHOVERLAP_CUDA_CHECK(cudaHostAlloc(&memory, sizeof(WaitError), cudaHostAllocMapped));
-  wait_error_ = new (memory) WaitError{};
+  FLASHOVERLAP_CUDA_CHECK(cudaHostAlloc(&memory, sizeof(HostWords), cudaHostAllocMapped));
+  host_ = new (memory) HostWords{};
+  arrivals_ = CounterTable(options_.device, 1);
   load_wait_kernel();
   load_restore_kernels();
 }
@@ -90,7 +77,7 @@ CudaExecutor::~CudaExecutor() {
     } catch (const Error&) {  // a failed call; its error was thrown, or will be by the caller's synchronize
     }
   }
-  (void)cudaFreeHost(wait_error_);
+  (void)cudaFreeHost(host_);
 }
 
 void CudaExecutor::check_plan(const OverlapPlan& plan) const {
@@ -102,18 +89,32 @@ void CudaExecutor::check_plan(const OverlapPlan& plan) const {
     core::fail(ErrorKind::kBadArgument, "the plan is for rank {} of {}, the communicator has rank {} of {}",
                plan.rank, plan.world_size, communicator_->rank(), communicator_->size());
   }
-  if (!plan.gates.empty()) {
-    core::fail(ErrorKind::kUnsupported, "the GPU executor has no gates yet; the plan of {} has {}",
-               plan.operation, plan.gates.size());
+  if (plan.output_row_shift != 0 || plan.output_col_shift != 0) {
+    core::fail(ErrorKind::kUnsupported,
+               "the GPU executor writes tiles where they lie in the product; the plan of {} moves them by {} "
+               "rows and {} columns",
+               plan.operation, plan.output_row_shift, plan.output_col_shift);
   }
-  for (std::size_t i = 0; i < plan.transfers.size(); ++i) {
-    const Transfer& transfer = plan.transfers[i];
-    if (transfer.kind == TransferKind::kPut || transfer.trigger.kind == TriggerKind::kSlice) {
-      core::fail(
-          ErrorKind::kUnsupported, "the GPU executor has no {} yet; transfer {} of the plan of {} is one",
-          transfer.kind == TransferKind::kPut ? "put" : "transfer set off by a slice", i, plan.operation);
-    }
+}
+
+// A GEMM that waits for what others send must leave SMs to who receives it: on its own it would wait for
+// ever.
+void CudaExecutor::check_room_for_arrivals(const OverlapPlan& plan) const {
+  const int room = options_.partition.communication != nullptr ? options_.partition.communication->num_sms()
+                                                               : num_sms(options_.device) - gemm_sms_;
+  if (room < 1) {
+    core::fail(ErrorKind::kUnsupported,
+               "{} waits for slices while it computes, and so needs SMs left to communication; "
+               "communication_sms is 0",
+               plan.operation);
   }
+  const auto* const nccl = dynamic_cast<const NcclCommunicator*>(communicator_.get());
+  if (nccl == nullptr || (nccl->max_ctas() > 0 && nccl->max_ctas() <= room)) return;
+  core::fail(
+      ErrorKind::kUnsupported,
+      "{} waits for slices while it computes, so each of NCCL's blocks needs an SM that the GEMM leaves "
+      "free: max_ctas of the communicator is {} ({}), must be 1 to {}, the SMs left to communication",
+      plan.operation, nccl->max_ctas(), nccl->max_ctas() == 0 ? "NCCL's choice" : "too many", room);
 }
 
 std::unique_ptr<PreparedPlan> CudaExecutor::prepare(OverlapPlan plan) {
@@ -125,10 +126,11 @@ std::unique_ptr<PreparedPlan> CudaExecutor::prepare(OverlapPlan plan) {
     variants = variants_with_tile(options_.device, plan.dtype, plan.grid.tile_m(), plan.grid.tile_n(),
                                   options_.gemm_variant);
   }
+  if (!as_serial && !plan.gates.empty()) check_room_for_arrivals(plan);
   auto prepared =
       std::make_unique<PreparedCudaPlan>(options_.device, std::move(plan), std::move(variants), as_serial);
   reserve_workspace(*prepared);
-  for (const Transfer& transfer : prepared->plan().transfers) (void)channel(transfer.channel);
+  for (const TransferStep& step : prepared->steps()) (void)channel(step.channel);
   (void)channel(0);
   return prepared;
 }
@@ -188,12 +190,20 @@ cudaStream_t CudaExecutor::gemm_stream(cudaStream_t caller) {
 }
 
 void CudaExecutor::throw_if_wait_failed() {
-  const auto* const code = reinterpret_cast<const volatile std::uint32_t*>(&wait_error_->code);
-  if (*code == 0) return;
+  const WaitError& error = host_->error;
+  const std::uint32_t code = *static_cast<const volatile std::uint32_t*>(&error.code);
+  if (code == 0) return;
+  constexpr std::uint32_t kFirstOfGates = 3;
+  if (code >= kFirstOfGates) {
+    core::fail(ErrorKind::kTimeout,
+               "slice {} (in order of arrival) of an earlier call on rank {} did not come in time: {} of {} "
+               "had arrived (code {})",
+               error.group, communicator_->rank(), error.seen, error.expected, code);
+  }
   core::fail(
       ErrorKind::kTimeout,
       "group {} of an earlier call on rank {} was not complete in time: {} of {} signals came (code {})",
-      wait_error_->group, communicator_->rank(), wait_error_->seen, wait_error_->expected, *code);
+      error.group, communicator_->rank(), error.seen, error.expected, code);
 }
 
 void CudaExecutor::execute(PreparedPlan& prepared, const Operands& operands, Mode mode, Timeline* timeline) {
@@ -226,10 +236,23 @@ void CudaExecutor::execute(PreparedPlan& prepared, const Operands& operands, Mod
   try {
     enqueue(call);
   } catch (const Error& error) {
+    give_up_call(call);
     communicator_->abort(error.what());
     throw;
   }
   log.finish(stream);
+}
+
+// A GEMM that is in the stream already may wait for slices that nobody will send now; and it still uses what
+// the executor owns.
+void CudaExecutor::give_up_call(const Call& call) noexcept {
+  *static_cast<volatile std::uint32_t*>(&host_->abort) = 1;
+  if (call.is_captured) return;
+  try {
+    call_done_.record(call.stream);
+    has_call_ = true;
+  } catch (const Error&) {  // the device itself has failed
+  }
 }
 
 void CudaExecutor::enqueue(Call& call) {
@@ -247,13 +270,18 @@ void CudaExecutor::enqueue(Call& call) {
     const bool needs_dense = call.prepared.transfers_output() && call.operands.ldo != plan.output_cols;
     call.output = needs_dense ? call.prepared.dense_output() : call.operands.out;
     call.ldo = needs_dense ? plan.output_cols : call.operands.ldo;
+    call.is_gated = call.mode == Mode::kRun && call.prepared.has_gates();
+    if (call.is_gated) {
+      FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(arrivals_.data(), 0, sizeof(std::uint32_t), call.stream));
+    }
     start_.record(call.stream);
     if (call.mode != Mode::kCommunicationOnly) enqueue_gemm(call);
     const bool communicates = call.mode == Mode::kRun || call.mode == Mode::kCommunicationOnly;
     if (communicates) enqueue_transfers(call);
     const bool counted =
         call.mode == Mode::kGemmOnly || (call.mode == Mode::kRun && !call.prepared.all_groups_awaited());
-    if (counted && !plan.transfers.empty()) call.prepared.tables(call.operands).reset_counters(call.stream);
+    if (counted && call.prepared.any_group_awaited())
+      call.prepared.tables(call.operands).reset_counters(call.stream);
     if (call.mode == Mode::kRun) enqueue_restore(call);
   }
   if (!call.is_captured) {
@@ -279,7 +307,16 @@ void CudaExecutor::enqueue_gemm(Call& call) {
   const bool plain = call.mode == Mode::kPlainGemm;
   void* const output = plain ? call.prepared.plain_output() : call.output;
   const std::int64_t ldo = plain ? plan.grid.cols() : call.ldo;
-  const PreparedGemm& gemm = call.prepared.gemm(call.operands, output, ldo, plain, gemm_sms_);
+  using Launch = PreparedCudaPlan::Launch;
+  const Launch launch = plain ? Launch::kPlain : (call.is_gated ? Launch::kGated : Launch::kRun);
+  const PreparedGemm& gemm =
+      call.prepared.gemm(call.operands, output, ldo, launch, gemm_sms_,
+                         {.needed = nullptr,
+                          .arrivals = arrivals_.data(),
+                          .abort = &host_->abort,
+                          .error = &host_->error,
+                          // Longer than the communicator takes to fail: its error says more.
+                          .timeout_ns = timeout_ns() + 5'000'000'000});
   const cudaStream_t stream = gemm_stream(call.stream);
   if (stream != call.stream) start_.wait_on(stream);
   call.log.begin(stream, "GEMM", fmt::format("GEMM of {} tiles", plan.schedule.size()), SpanKind::kCompute);
@@ -304,107 +341,6 @@ void CudaExecutor::fill_for_empty_k(Call& call) {
                                               static_cast<std::size_t>(plan.output_rows), call.stream));
   }
   start_.record(call.stream);  // transfers come after the zeros
-}
-
-void CudaExecutor::enqueue_transfers(Call& call) {
-  const OverlapPlan& plan = call.plan();
-  std::vector<bool> used(channels_.size(), false);
-  for (std::size_t i = 0; i < plan.transfers.size(); ++i) {
-    const std::size_t index = as_index(plan.transfers[i].channel);
-    if (!used[index]) start_.wait_on(channels_[index]->get());
-    used[index] = true;
-    enqueue_transfer(call, i);
-  }
-  for (std::size_t index = 0; index < used.size(); ++index) {
-    if (!used[index]) continue;
-    channel_done_[index].record(channels_[index]->get());
-    channel_done_[index].wait_on(call.stream);
-  }
-}
-
-void CudaExecutor::enqueue_transfer(Call& call, std::size_t index) {
-  const OverlapPlan& plan = call.plan();
-  const Transfer& transfer = plan.transfers[index];
-  CudaStream& stream = channel(transfer.channel);
-  if (transfer.trigger.kind == TriggerKind::kGroup && call.mode == Mode::kRun) {
-    wait_for_group(call, transfer.trigger.index, stream.get());
-  }
-  const TransferLabel label{
-      .operation = plan.operation,
-      .group = transfer.trigger.kind == TriggerKind::kGroup ? transfer.trigger.index : -1,
-      .transfer = static_cast<std::int64_t>(index)};
-  if (call.log.is_on()) {
-    call.log.begin(stream.get(), fmt::format("communication {}", transfer.channel),
-                   fmt::format("{} of group {}", name_of(transfer.kind), label.group),
-                   SpanKind::kCommunication);
-  }
-  void* const from = region(call, transfer.source);
-  void* const to = region(call, transfer.destination);
-  const auto equal = [&](std::int64_t total) {
-    return std::vector<std::int64_t>(as_index(plan.world_size), total / plan.world_size);
-  };
-  switch (transfer.kind) {
-    case TransferKind::kAllReduce:
-      communicator_->all_reduce(from, to, transfer.source.count, plan.dtype, stream, label);
-      break;
-    case TransferKind::kReduceScatter:
-      communicator_->reduce_scatter(
-          from, to, transfer.send_counts.empty() ? equal(transfer.source.count) : transfer.send_counts,
-          plan.dtype, stream, label);
-      break;
-    case TransferKind::kAllGather:
-      communicator_->all_gather(
-          from, to,
-          transfer.receive_counts.empty() ? equal(transfer.destination.count) : transfer.receive_counts,
-          plan.dtype, stream, label);
-      break;
-    case TransferKind::kAllToAll:
-      communicator_->all_to_all(from, transfer.send_counts, to, transfer.receive_counts, plan.dtype, stream,
-                                label);
-      break;
-    case TransferKind::kSend:
-      communicator_->send(from, transfer.source.count, plan.dtype, transfer.peer, stream, label);
-      break;
-    case TransferKind::kReceive:
-      communicator_->receive(to, transfer.destination.count, plan.dtype, transfer.peer, stream, label);
-      break;
-    case TransferKind::kPut:
-      core::fail(ErrorKind::kInternal, "a put passed the check of the plan");
-  }
-  call.log.end(stream.get());
-}
-
-void CudaExecutor::wait_for_group(const Call& call, std::int64_t group, cudaStream_t stream) {
-  const DevicePlan& tables = call.prepared.tables(call.operands);
-  const std::uint32_t target = tables.target(group);
-  if (target == 0 || call.plan().grid.k() == 0) return;
-  if (options_.wait == GroupWait::kStreamMemory) {
-    return enqueue_wait_value(tables.counter(group), target, stream);
-  }
-  WaitParams params;
-  params.counter = tables.counter(group);
-  params.target = target;
-  params.group = static_cast<std::uint32_t>(group);
-  params.error = wait_error_;
-  params.timeout_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(communicator_->timeout()).count());
-  launch_wait_kernel(params, stream);
-}
-
-void* CudaExecutor::region(const Call& call, const Region& region) const {
-  const std::int64_t bytes = region.offset * size_of(call.plan().dtype);
-  switch (region.buffer) {
-    case BufferKind::kPacked:
-      return static_cast<char*>(call.prepared.packed()) + bytes;
-    case BufferKind::kReceived:
-      return static_cast<char*>(call.prepared.received()) + bytes;
-    case BufferKind::kOutput:
-      return static_cast<char*>(call.output) + bytes;
-    case BufferKind::kInput:
-    case BufferKind::kWeight:
-      break;
-  }
-  core::fail(ErrorKind::kUnsupported, "the GPU executor has no transfers of the {} buffer yet (plan of {})",
-             name_of(region.buffer), call.plan().operation);
 }
 
 void CudaExecutor::enqueue_restore(Call& call) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "counter_table.h"
 #include "cuda_stream.h"
 #include "device.h"
 #include "event_log.h"
@@ -16,11 +17,13 @@
 namespace flashoverlap::cuda {
 
 /// Knows nothing of all-reduce: it puts into the caller's stream the signal GEMM, into one communication
-/// stream per channel for each transfer a wait for its group and the communicator's call, joins them, and
-/// puts the restore kernel behind that.
+/// stream per channel for each transfer a wait for its group, the communicator's call and, where it brings a
+/// slice, the word that says so; joins them, and puts the restore kernel behind that.
 ///
-/// The producer is always enqueued before its waiters, so one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1)
-/// is enough for a rank that has its GPU to itself.
+/// A GEMM whose transfers wait for it is enqueued before them, so one hardware queue
+/// (CUDA_DEVICE_MAX_CONNECTIONS=1) is enough for a rank that has its GPU to itself. A GEMM that waits for
+/// transfers (gates) is enqueued before them too, so that it starts with what is there: it leaves SMs free
+/// for them.
 class CudaExecutor final : public Executor {
  public:
   CudaExecutor(std::shared_ptr<Communicator> communicator, const CudaOptions& options);
@@ -36,19 +39,26 @@ class CudaExecutor final : public Executor {
   struct Call;
 
   void check_plan(const OverlapPlan& plan) const;
+  void check_room_for_arrivals(const OverlapPlan& plan) const;
   void reserve_workspace(PreparedCudaPlan& plan);
   void throw_if_wait_failed();
   void enqueue(Call& call);
+  void give_up_call(const Call& call) noexcept;
   void enqueue_serial(Call& call);
   void enqueue_gemm(Call& call);
   void enqueue_transfers(Call& call);
-  void enqueue_transfer(Call& call, std::size_t index);
+  void enqueue_step(Call& call, const TransferStep& step);
+  void enqueue_collective(Call& call, const Transfer& transfer, CudaStream& stream,
+                          const TransferLabel& label);
+  void enqueue_pair(Call& call, const TransferStep& step, CudaStream& stream, const TransferLabel& label);
+  void announce_arrival(const TransferStep& step, cudaStream_t stream);
   void wait_for_group(const Call& call, std::int64_t group, cudaStream_t stream);
   void enqueue_restore(Call& call);
   void fill_for_empty_k(Call& call);
   CudaStream& channel(std::int32_t index);
   [[nodiscard]] void* region(const Call& call, const Region& region) const;
   [[nodiscard]] cudaStream_t gemm_stream(cudaStream_t caller);
+  [[nodiscard]] std::uint64_t timeout_ns() const;
 
   std::shared_ptr<Communicator> communicator_;
   CudaOptions options_;
@@ -62,7 +72,13 @@ class CudaExecutor final : public Executor {
   std::vector<Event> channel_done_;
   Event call_done_;
   bool has_call_ = false;
-  WaitError* wait_error_ = nullptr;  // host memory that the device writes
+  CounterTable arrivals_;  // one word: see DeviceGates
+  // Host memory that the device reads and writes.
+  struct HostWords {
+    WaitError error;
+    std::uint32_t abort = 0;  // written here, when a call fails half enqueued; read by waiting GEMMs
+  };
+  HostWords* host_ = nullptr;
 };
 
 }  // namespace flashoverlap::cuda

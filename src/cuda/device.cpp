@@ -75,6 +75,12 @@ cudaStream_t memory_stream(int device) {
   return stream;
 }
 
+int current_device() {
+  int device = 0;
+  FLASHOVERLAP_CUDA_CHECK(cudaGetDevice(&device));
+  return device;
+}
+
 DeviceBuffer::DeviceBuffer(int device, std::int64_t bytes, std::string_view purpose)
     : bytes_(bytes), device_(device) {
   if (bytes == 0) return;

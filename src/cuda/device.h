@@ -52,6 +52,9 @@ class DeviceBuffer {
 /// Copies from host memory, and returns when it is there.
 void upload(int device, void* to, const void* from, std::size_t bytes);
 
+/// The device that is current in this thread.
+int current_device();
+
 /// A stream of the library's own for memory and copies, one per device. Nothing ever waits on it.
 cudaStream_t memory_stream(int device);
 

@@ -27,8 +27,8 @@ struct HostTables {
   bool is_restore_aligned = false;
 };
 
-/// Throws Error(kUnsupported) for a plan with gates or sizes beyond 2^31 - 1 rows or columns, and
-/// Error(kBadArgument) where the plan's tiles are larger than 32767.
+/// Throws Error(kUnsupported) for sizes beyond 2^31 - 1 rows or columns, and Error(kBadArgument) where the
+/// plan's tiles are larger than 32767. Gates are another table (arrivals.h).
 [[nodiscard]] HostTables make_host_tables(const OverlapPlan& plan);
 
 /// The tables of one plan on a device, with the counting table of its groups.

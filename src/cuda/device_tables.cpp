@@ -15,10 +15,6 @@ constexpr std::int64_t kSmallestSlab = 8;  // rows of a swizzle atom
 constexpr std::int64_t kVector = 8;
 
 void check_sizes(const OverlapPlan& plan) {
-  if (!plan.gates.empty()) {
-    throw Error(ErrorKind::kUnsupported,
-                "CUDA: plan with " + std::to_string(plan.gates.size()) + " gates; gates are not implemented");
-  }
   constexpr std::int64_t kLimit = std::numeric_limits<std::int32_t>::max();
   if (plan.grid.rows() > kLimit || plan.grid.cols() > kLimit || plan.output_rows > kLimit ||
       plan.output_cols > kLimit || plan.grid.num_tiles() > kLimit) {

@@ -16,6 +16,7 @@ std::string describe(const LocalCall& call) {
   std::string text(call.kind);
   if (!call.label.operation.empty()) text += fmt::format(" for {}", call.label.operation);
   if (call.label.group >= 0) text += fmt::format(", group {}", call.label.group);
+  if (call.label.slice >= 0) text += fmt::format(", slice {}", call.label.slice);
   return text;
 }
 

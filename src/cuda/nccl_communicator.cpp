@@ -51,6 +51,7 @@ std::string describe(const char* call, const TransferLabel& label, int rank, int
   if (!label.operation.empty()) text += fmt::format(" for {}", label.operation);
   if (label.group >= 0) text += fmt::format(", group {}", label.group);
   if (label.transfer >= 0) text += fmt::format(", transfer {}", label.transfer);
+  if (label.slice >= 0) text += fmt::format(", slice {}", label.slice);
   return text;
 }
 
@@ -383,6 +384,8 @@ void NcclCommunicator::all_to_all(const void* send, std::span<const std::int64_t
                                   const TransferLabel& label) {
   check_counts(send_counts, "all_to_all (send)");
   check_counts(receive_counts, "all_to_all (receive)");
+  const auto is_zero = [](std::int64_t count) { return count == 0; };
+  if (std::ranges::all_of(send_counts, is_zero) && std::ranges::all_of(receive_counts, is_zero)) return;
   const ncclDataType_t type = nccl_type(dtype);
   run("ncclSend/ncclRecv of an all-to-all", stream, label, [&](ncclComm_t comm, cudaStream_t on) {
     ncclResult_t status = nccl().group_start();

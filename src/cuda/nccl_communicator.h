@@ -51,6 +51,8 @@ class NcclCommunicator final : public Communicator {
   void set_timeout(std::chrono::milliseconds timeout) override;
   [[nodiscard]] std::chrono::milliseconds timeout() const override;
 
+  /// SMs that one call may take; 0: NCCL's own choice.
+  [[nodiscard]] int max_ctas() const { return options_.max_ctas; }
   /// Throws the failure, if there is one.
   void throw_if_failed() const;
 

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "check.h"
@@ -63,6 +64,23 @@ void check_apart(const OverlapPlan& plan, const Matrix& out, const Matrix& in) {
   }
 }
 
+bool is_moved(const OverlapPlan& plan, BufferKind buffer) {
+  return std::any_of(plan.transfers.begin(), plan.transfers.end(), [&](const Transfer& transfer) {
+    return transfer.source.buffer == buffer || transfer.destination.buffer == buffer;
+  });
+}
+
+// Transfers of the plan land in A or B themselves.
+void check_written(const OverlapPlan& plan, const Matrix& matrix, const Matrix& other) {
+  check_apart(plan, matrix, other);
+  if (matrix.is_empty() || matrix.ld == matrix.cols) return;
+  core::fail(
+      ErrorKind::kUnsupported,
+      "{}: the leading dimension of {} is {}; parts of it arrive from other ranks, so it must be dense: "
+      "{}",
+      plan.operation, matrix.name, matrix.ld, matrix.cols);
+}
+
 }  // namespace
 
 void check_operands(const OverlapPlan& plan, const Operands& operands, int device) {
@@ -76,6 +94,8 @@ void check_operands(const OverlapPlan& plan, const Operands& operands, int devic
   check_matrix(plan, out, device);
   check_apart(plan, out, a);
   check_apart(plan, out, b);
+  if (is_moved(plan, BufferKind::kInput)) check_written(plan, a, b);
+  if (is_moved(plan, BufferKind::kWeight)) check_written(plan, b, a);
   const Epilogue& e = operands.epilogue;
   const auto optional = [&](const Matrix& matrix) {
     if (matrix.data != nullptr) check_matrix(plan, matrix, device);

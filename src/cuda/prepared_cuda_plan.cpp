@@ -35,10 +35,17 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
     transfers_output_ = transfers_output_ || transfer.source.buffer == BufferKind::kOutput ||
                         transfer.destination.buffer == BufferKind::kOutput;
   }
+  any_group_awaited_ = !awaited.empty();
   all_groups_awaited_ = awaited.size() == plan_.groups.size();
   if (as_serial) {
     serial_ = std::make_unique<SerialBaseline>(device, plan_);
   } else {
+    steps_ = transfer_steps(plan_);
+    if (const std::vector<std::uint32_t> needed = needed_arrivals(plan_, steps_); !needed.empty()) {
+      const std::size_t bytes = needed.size() * sizeof(std::uint32_t);
+      needed_ = DeviceBuffer(device, static_cast<std::int64_t>(bytes), "the table of gates");
+      upload(device, needed_.data(), needed.data(), bytes);
+    }
     for (const SignalGemmVariant* variant : variants_) {
       variant->load();
       const auto has_signals = [&](const auto& entry) { return entry.first == variant->signals_per_tile; };
@@ -104,8 +111,9 @@ const DevicePlan& PreparedCudaPlan::tables(const Operands& operands) const {
 }
 
 const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* output, std::int64_t ldo,
-                                           bool plain, int num_sms) {
-  const Key key{operands.a, operands.b, output, operands.lda, operands.ldb, ldo, plain};
+                                           Launch launch, int num_sms, DeviceGates gates) {
+  const bool plain = launch == Launch::kPlain;
+  const Key key{operands.a, operands.b, output, operands.lda, operands.ldb, ldo, launch};
   const auto found =
       std::find_if(launches_.begin(), launches_.end(), [&](const Entry& entry) { return entry.key == key; });
   if (found != launches_.end()) return *found->gemm;
@@ -124,8 +132,12 @@ const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* outpu
   const SignalGemmVariant& variant = variant_for(operands);
   const DevicePlan& device_plan = tables(operands);
   arguments.tables = plain ? device_plan.plain_tables() : device_plan.tables();
-  // Without transfers nobody waits, and nobody would set the counters back.
-  arguments.counters = plain || plan_.transfers.empty() ? nullptr : device_plan.counters();
+  // Where no transfer follows a group nobody waits, and nobody would set the counters back.
+  arguments.counters = plain || !any_group_awaited_ ? nullptr : device_plan.counters();
+  if (launch == Launch::kGated) {
+    gates.needed = static_cast<const std::uint32_t*>(needed_.data());
+    arguments.gates = gates;
+  }
   arguments.num_sms = num_sms;
   Entry entry{key, variant.prepare(arguments)};
   if (launches_.size() < kKept) {

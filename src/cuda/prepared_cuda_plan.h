@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "arrivals.h"
 #include "device_plan.h"
 #include "flashoverlap/executor.h"
 #include "serial_baseline.h"
@@ -36,6 +37,8 @@ class PreparedCudaPlan final : public PreparedPlan {
   [[nodiscard]] const DevicePlan& tables(const Operands& operands) const;
   /// Whether a group is waited for by a transfer; the counters of the others are cleared after the call.
   [[nodiscard]] bool all_groups_awaited() const { return all_groups_awaited_; }
+  /// Whether any is: else tiles are not counted.
+  [[nodiscard]] bool any_group_awaited() const { return any_group_awaited_; }
   [[nodiscard]] bool writes_in_place() const { return plan_.placement.segments.empty(); }
   [[nodiscard]] bool transfers_output() const { return transfers_output_; }
 
@@ -46,8 +49,16 @@ class PreparedCudaPlan final : public PreparedPlan {
   [[nodiscard]] void* scratch() const { return workspace_->memory.data(); }
   [[nodiscard]] std::int64_t scratch_bytes() const { return workspace_->memory.bytes(); }
 
-  /// The launch for these matrices; made on their first use, then kept.
-  const PreparedGemm& gemm(const Operands& operands, void* output, std::int64_t ldo, bool plain, int num_sms);
+  /// The calls to the communicator, in the order in which they are issued.
+  [[nodiscard]] const std::vector<TransferStep>& steps() const { return steps_; }
+  [[nodiscard]] bool has_gates() const { return !plan_.gates.empty(); }
+
+  /// How a launch differs from others on the same matrices.
+  enum class Launch { kRun, kGated, kPlain };
+  /// The launch for these matrices; made on their first use, then kept. kPlain: tiles in place, not counted.
+  /// kGated: tiles wait as `gates` says, whose table of positions is filled in here.
+  const PreparedGemm& gemm(const Operands& operands, void* output, std::int64_t ldo, Launch launch,
+                           int num_sms, DeviceGates gates);
   /// Whether these matrices have been seen, so that they need no check again.
   [[nodiscard]] bool knows(const Operands& operands) const;
   void remember(const Operands& operands);
@@ -60,7 +71,7 @@ class PreparedCudaPlan final : public PreparedPlan {
     const void* b = nullptr;
     const void* output = nullptr;
     std::int64_t lda = 0, ldb = 0, ldo = 0;
-    bool plain = false;
+    Launch launch = Launch::kRun;
     bool operator==(const Key&) const = default;
   };
   struct Entry {
@@ -75,9 +86,12 @@ class PreparedCudaPlan final : public PreparedPlan {
   /// By the signals of a tile, in which variants with one tile shape may differ, and which the tables hold
   /// the sums of.
   std::vector<std::pair<int, std::unique_ptr<DevicePlan>>> tables_;
+  std::vector<TransferStep> steps_;
+  DeviceBuffer needed_;  // arrivals that each position needs; empty: no gates
   std::unique_ptr<SerialBaseline> serial_;
   std::shared_ptr<Workspace> workspace_;
   bool all_groups_awaited_ = false;
+  bool any_group_awaited_ = false;
   bool transfers_output_ = false;
   static constexpr std::size_t kKept = 16;  // launches; the oldest makes room
   std::vector<Entry> launches_;

@@ -77,6 +77,12 @@ __device__ __forceinline__ void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Orders this thread's earlier accesses, and what they have acquired, before what the copy engine does for it
+// from here on, in all state spaces.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
 // Stores one box of a two-dimensional tensor map from shared memory to global memory, in this thread's bulk
 // group.
 __device__ __forceinline__ void bulk_store_2d(const void* tensor_map, const void* shared, std::int32_t x,

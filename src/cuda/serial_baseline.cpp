@@ -59,9 +59,23 @@ DeviceBuffer upload_table(int device, const std::vector<T>& host) {
   return buffer;
 }
 
+// One all-gather into A or B, and then the product.
+bool is_gather_first(const OverlapPlan& plan) {
+  if (plan.transfers.size() != 1) return false;
+  const Transfer& transfer = plan.transfers.front();
+  const BufferKind buffer = transfer.destination.buffer;
+  return transfer.kind == TransferKind::kAllGather && transfer.trigger.kind == TriggerKind::kStart &&
+         (buffer == BufferKind::kInput || buffer == BufferKind::kWeight) && plan.placement.segments.empty();
+}
+
+const void* at(const void* base, std::int64_t elements, DType dtype) {
+  return static_cast<const char*>(base) + elements * size_of(dtype);
+}
+
 }  // namespace
 
 Verdict SerialBaseline::can_run(const OverlapPlan& plan) {
+  if (is_gather_first(plan)) return {};
   for (const Transfer& transfer : plan.transfers) {
     if (transfer.kind != plan.transfers.front().kind)
       return core::no("the plan has transfers of several kinds");
@@ -86,6 +100,10 @@ SerialBaseline::SerialBaseline(int device, const OverlapPlan& plan)
   if (plan.transfers.empty()) return;
   kind_ = plan.transfers.front().kind;
   if (kind_ == TransferKind::kAllReduce) return;
+  if (kind_ == TransferKind::kAllGather) {
+    receive_counts_ = plan.transfers.front().receive_counts;
+    return;
+  }
   const std::vector<std::int32_t> destinations = destinations_of(plan, m_);
   send_counts_.assign(index(plan.world_size), 0);
   receive_counts_.assign(index(plan.world_size), 0);
@@ -114,6 +132,7 @@ SerialBaseline::SerialBaseline(int device, const OverlapPlan& plan)
 // D, its rows in order of destination, and what is received: the last two only where needed, but their place
 // is cheap.
 std::int64_t SerialBaseline::scratch_size() const {
+  if (kind_ == TransferKind::kAllGather) return 0;  // the product goes straight into the output
   const std::int64_t matrix = m_ * plan_.output_cols;
   return matrix + (is_permuted() ? matrix : 0) + plan_.output_rows * plan_.output_cols;
 }
@@ -162,8 +181,60 @@ void SerialBaseline::communicate(const void* send, void* receive, Communicator& 
   }
 }
 
+// The collective in its stream, forked from the caller's and joined to it.
+template <class Issue>
+void SerialBaseline::enqueue_collective(const Streams& streams, EventLog& log, Issue&& issue) {
+  const cudaStream_t on = cuda_stream_of(*streams.communication, "serial baseline");
+  const bool forks = on != streams.caller;
+  if (forks) {
+    fork_.record(streams.caller);
+    fork_.wait_on(on);
+  }
+  log.begin(on, "communication 0", std::string(name_of(kind_)), SpanKind::kCommunication);
+  issue();
+  log.end(on);
+  if (forks) {
+    join_.record(on);
+    join_.wait_on(streams.caller);
+  }
+}
+
+void SerialBaseline::run_gather_first(const Operands& operands, Mode mode, int num_sms, bool measure,
+                                      Communicator& communicator, const Streams& streams, EventLog& log) {
+  const Transfer& transfer = plan_.transfers.front();
+  const bool is_input = transfer.destination.buffer == BufferKind::kInput;
+  const void* const base = is_input ? operands.a : operands.b;
+  if (mode == Mode::kRun || mode == Mode::kCommunicationOnly) {
+    enqueue_collective(streams, log, [&] {
+      communicator.all_gather(at(base, transfer.source.offset, plan_.dtype),
+                              const_cast<void*>(at(base, transfer.destination.offset, plan_.dtype)),
+                              receive_counts_, plan_.dtype, *streams.communication,
+                              {.operation = plan_.operation, .group = -1, .transfer = 0, .slice = 0});
+    });
+  }
+  if (mode == Mode::kCommunicationOnly) return;
+  prepare_gemm(operands, operands.out, operands.ldo, num_sms, measure, streams.caller);
+  log.begin(streams.caller, "GEMM", "cuBLAS", SpanKind::kCompute);
+  multiply(operands, operands.out, operands.ldo, streams.caller);
+  log.end(streams.caller);
+  if (mode != Mode::kRun || is_plain(operands.epilogue)) return;
+  launch_restore({.dtype = plan_.dtype,
+                  .rows = plan_.output_rows,
+                  .n = plan_.output_cols,
+                  .source = operands.out,
+                  .source_ld = operands.ldo,
+                  .restore = {},
+                  .out = operands.out,
+                  .ldo = operands.ldo,
+                  .epilogue = operands.epilogue},
+                 streams.caller);
+}
+
 void SerialBaseline::run(const Operands& operands, Mode mode, void* scratch, int num_sms, bool measure,
                          Communicator& communicator, const Streams& streams, EventLog& log) {
+  if (kind_ == TransferKind::kAllGather) {
+    return run_gather_first(operands, mode, num_sms, measure, communicator, streams, log);
+  }
   const std::int64_t n = plan_.output_cols;
   const std::int64_t matrix_bytes = m_ * n * size_of(plan_.dtype);
   auto* const d_scratch = static_cast<char*>(scratch);
@@ -200,19 +271,8 @@ void SerialBaseline::run(const Operands& operands, Mode mode, void* scratch, int
     send = sorted;
   }
   if (communicates) {
-    const cudaStream_t on = cuda_stream_of(*streams.communication, "serial baseline");
-    const bool forks = on != streams.caller;
-    if (forks) {
-      fork_.record(streams.caller);
-      fork_.wait_on(on);
-    }
-    log.begin(on, "communication 0", std::string(name_of(kind_)), SpanKind::kCommunication);
-    communicate(send, received, communicator, *streams.communication);
-    log.end(on);
-    if (forks) {
-      join_.record(on);
-      join_.wait_on(streams.caller);
-    }
+    enqueue_collective(streams, log,
+                       [&] { communicate(send, received, communicator, *streams.communication); });
   }
   if (mode == Mode::kCommunicationOnly || (received == operands.out && is_plain(operands.epilogue))) return;
   launch_restore({.dtype = plan_.dtype,

@@ -13,13 +13,14 @@
 
 namespace flashoverlap::cuda {
 
-/// The steps of a serial call, worked out from any plan of GEMM + all-reduce, reduce-scatter or all-to-all.
+/// The steps of a serial call, worked out from any plan of GEMM + all-reduce, reduce-scatter or all-to-all,
+/// or of one all-gather of A or B before the GEMM.
 /// Rows that a collective sends to different ranks, and that do not lie in rank order in D, are put in order
 /// by one kernel in between.
 class SerialBaseline {
  public:
   /// Whether `plan` can be carried out so: its transfers are of one kind, after groups, and that kind is one
-  /// of the three.
+  /// of the three; or its only transfer is an all-gather at the start.
   [[nodiscard]] static Verdict can_run(const OverlapPlan& plan);
 
   SerialBaseline(int device, const OverlapPlan& plan);
@@ -37,6 +38,10 @@ class SerialBaseline {
            Communicator& communicator, const Streams& streams, EventLog& log);
 
  private:
+  template <class Issue>
+  void enqueue_collective(const Streams& streams, EventLog& log, Issue&& issue);
+  void run_gather_first(const Operands& operands, Mode mode, int num_sms, bool measure,
+                        Communicator& communicator, const Streams& streams, EventLog& log);
   void prepare_gemm(const Operands& operands, void* d, std::int64_t ldd, int num_sms, bool measure,
                     cudaStream_t stream);
   void multiply(const Operands& operands, void* d, std::int64_t ldd, cudaStream_t stream) const;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 
+#include "gate.h"
 #include "tile_work.h"
 
 namespace flashoverlap::cuda {
@@ -33,7 +34,8 @@ struct SignalGemmArguments {
   std::int64_t ldd = 0;    ///< elements from row to row of D, >= n
   DeviceTables tables;     ///< made for this variant's tile shape; uploaded before the launch is enqueued
   std::uint32_t* counters = nullptr;  ///< one per group, zero before the launch; null: no signals
-  int num_sms = 0;  ///< SMs to use; the grid has as many blocks, rounded down to whole clusters
+  DeviceGates gates;  ///< What tiles wait for before they load operands; needed == null: nothing
+  int num_sms = 0;    ///< SMs to use; the grid has as many blocks, rounded down to whole clusters
 };
 
 /// A launch with its descriptors made: pointers, shape and tables are fixed, the data may change from launch

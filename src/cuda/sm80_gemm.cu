@@ -19,6 +19,8 @@ template <class Config>
 void load_kernel() {
   FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(
       signal_gemm_sm80<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes));
+  FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(
+      gated_gemm_sm80<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes));
 }
 
 template <class Config>
@@ -34,15 +36,21 @@ class Prepared final : public PreparedGemm {
                 .tables = args.tables,
                 .output = make_output_params(args),
                 .counters = args.counters},
+        gates_(args.gates),
         blocks_(std::min(args.num_sms, args.tables.num_positions)) {}
 
   void launch(cudaStream_t stream) const override {
-    signal_gemm_sm80<Config><<<blocks_, Config::kThreads, Config::kSharedBytes, stream>>>(params_);
+    if (gates_.needed != nullptr) {
+      gated_gemm_sm80<Config><<<blocks_, Config::kThreads, Config::kSharedBytes, stream>>>(params_, gates_);
+    } else {
+      signal_gemm_sm80<Config><<<blocks_, Config::kThreads, Config::kSharedBytes, stream>>>(params_);
+    }
     FLASHOVERLAP_CUDA_CHECK(cudaGetLastError());
   }
 
  private:
   KernelParams params_;
+  DeviceGates gates_;
   int blocks_;
 };
 

@@ -9,7 +9,9 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
+#include "gate.cuh"
 #include "ptx.cuh"
 #include "row_store.cuh"
 #include "schedule_walk.cuh"
@@ -64,7 +66,8 @@ __device__ __forceinline__ int operand_offset(int row, int vector) {
   return line * 64 + (((row & 1) * 4 + vector) ^ (line & 7)) * 8;
 }
 
-template <class Config>
+// kIsGated: others write the operands while the kernel runs, so that loads past the coherent caches are out.
+template <class Config, bool kIsGated>
 __device__ __forceinline__ void load_vector(std::uint16_t* to, const std::uint16_t* from, int valid) {
   constexpr int kPiece = Config::kAlignment;
   if constexpr (kPiece >= 2) {
@@ -77,7 +80,10 @@ __device__ __forceinline__ void load_vector(std::uint16_t* to, const std::uint16
     std::uint32_t words[4] = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if (i < valid) words[i / 2] |= static_cast<std::uint32_t>(__ldg(from + i)) << (16 * (i & 1));
+      if (i >= valid) continue;
+      const std::uint16_t element =
+          kIsGated ? *static_cast<const volatile std::uint16_t*>(from + i) : __ldg(from + i);
+      words[i / 2] |= static_cast<std::uint32_t>(element) << (16 * (i & 1));
     }
     *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
   }
@@ -85,7 +91,7 @@ __device__ __forceinline__ void load_vector(std::uint16_t* to, const std::uint16
 
 // One operand's rows of a tile, kRows of them, of which the first `rows_left` exist. A thread loads the same
 // vectors of every stage, so their addresses are worked out once a tile.
-template <class Config, int kRows>
+template <class Config, int kRows, bool kIsGated>
 class OperandLoader {
  public:
   __device__ OperandLoader(const std::uint16_t* base, std::int64_t ld, std::int64_t first_row, int rows_left)
@@ -104,8 +110,8 @@ class OperandLoader {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int valid = from_[i] != nullptr ? valid_cols : 0;
-      load_vector<Config>(shared + operand_offset(row_of(i), vector()), valid > 0 ? from_[i] + k : base_,
-                          valid);
+      load_vector<Config, kIsGated>(shared + operand_offset(row_of(i), vector()),
+                                    valid > 0 ? from_[i] + k : base_, valid);
     }
   }
 
@@ -157,14 +163,14 @@ __device__ __forceinline__ void multiply_step(const std::uint16_t* stage, int st
   }
 }
 
-template <class Config>
+template <class Config, bool kIsGated>
 __device__ __forceinline__ void multiply_tile(const KernelParams& params, const TileWork& work,
                                               std::uint16_t* shared, Accumulators<Config>& acc, int warp,
                                               int lane) {
-  const OperandLoader<Config, Config::kTileM> a(params.a, params.lda, work.row_begin,
-                                                params.output.m - work.row_begin);
-  const OperandLoader<Config, Config::kTileN> b(params.b, params.ldb, work.weight_row,
-                                                params.weight_rows - work.weight_row);
+  const OperandLoader<Config, Config::kTileM, kIsGated> a(params.a, params.lda, work.row_begin,
+                                                          params.output.m - work.row_begin);
+  const OperandLoader<Config, Config::kTileN, kIsGated> b(params.b, params.ldb, work.weight_row,
+                                                          params.weight_rows - work.weight_row);
   const int k_tiles = (params.k + Config::kTileK - 1) / Config::kTileK;
   const auto load_stage = [&](int k_tile) {
     if (k_tile < k_tiles) {
@@ -226,16 +232,17 @@ __device__ __forceinline__ void store_tile(const KernelParams& params, const Til
   }
 }
 
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    signal_gemm_sm80(const __grid_constant__ KernelParams params) {
+template <class Config, class Gate>
+__device__ __forceinline__ void run_kernel(const KernelParams& params, const typename Gate::Params& gates) {
   extern __shared__ __align__(128) std::uint16_t shared[];
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
+  Gate gate(gates, params.tables.num_positions, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   for (ScheduleWalk walk(params.tables, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
        !walk.done(); walk.advance()) {
     Accumulators<Config> acc{};
-    multiply_tile<Config>(params, walk.work(), shared, acc, warp, lane);
+    gate.wait();  // every thread for its own loads
+    multiply_tile<Config, !std::is_same_v<Gate, NoGate>>(params, walk.work(), shared, acc, warp, lane);
     convert_tile<Config>(acc, shared, warp, lane);
     __syncthreads();
     store_tile<Config>(params, walk.work(), shared);
@@ -247,6 +254,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       ptx::red_release_gpu_add(params.counters + walk.work().group, 1);
     }
   }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    signal_gemm_sm80(const __grid_constant__ KernelParams params) {
+  run_kernel<Config, NoGate>(params, {});
+}
+
+// The same with gates: a kernel of its own, so that the one above stays as it is.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    gated_gemm_sm80(const __grid_constant__ KernelParams params, const __grid_constant__ DeviceGates gates) {
+  run_kernel<Config, SliceGate<false>>(params, gates);
 }
 
 }  // namespace flashoverlap::cuda::sm80

@@ -11,6 +11,7 @@
 #include <cutlass/arch/reg_reconfig.h>
 #include <cutlass/pipeline/pipeline.hpp>
 
+#include "gate.cuh"
 #include "schedule_walk.cuh"
 #include "sm90_config.cuh"
 #include "sm90_store.cuh"
@@ -84,7 +85,8 @@ struct Kernel {
     return Pipeline(storage.pipeline, pipe, typename Config::ClusterShape{});
   }
 
-  static __device__ void run(const Params& params, Storage& storage) {
+  template <class Gate>
+  static __device__ void run(const Params& params, Storage& storage, const typename Gate::Params& gates) {
     const Place place;
     if (threadIdx.x == 0) {
       Mainloop::prefetch_tma_descriptors(params.mainloop);
@@ -104,7 +106,7 @@ struct Kernel {
     if (place.warpgroup == 0) {
       cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
       if (place.warp_in_group == kLoadWarp) {
-        load(params, storage, pipeline, place);
+        load<Gate>(params, storage, pipeline, place, gates);
       } else if (place.warp_in_group >= kFirstStoreWarp) {
         store(params, storage, place, place.warp_in_group - kFirstStoreWarp);
       }
@@ -126,8 +128,9 @@ struct Kernel {
     return (params.k + Config::kTileK - 1) / Config::kTileK;
   }
 
-  static __device__ void load(const Params& params, Storage& storage, Pipeline& pipeline,
-                              const Place& place) {
+  template <class Gate>
+  static __device__ void load(const Params& params, Storage& storage, Pipeline& pipeline, const Place& place,
+                              const typename Gate::Params& gates) {
     using namespace cute;
     Mainloop mainloop;
     using X = Underscore;
@@ -136,10 +139,13 @@ struct Kernel {
     const Tensor b = params.mainloop.tma_load_b.get_tma_tensor(make_shape(params.weight_rows, params.k, 1));
     const int k_tiles = num_k_tiles(params);
     PipelineState state = cutlass::make_producer_start_state<Pipeline>();
+    Gate gate(gates, params.tables.num_positions, place.cluster, place.clusters);
     ptx::wait_for_previous_kernels();
     for (ScheduleWalk walk(params.tables, place.cluster, place.clusters); !walk.done(); walk.advance()) {
-      // A gate (a slice of A or B that another rank still sends) would be waited for here, before the tile's
-      // first load. Tiles may start at any row: a plan cuts them from each owner's or expert's first row.
+      // Each block of a cluster waits by itself: its neighbours' loads reach its shared memory only after it
+      // has freed a stage, not what it reads.
+      gate.wait();
+      // Tiles may start at any row: a plan cuts them from each owner's or expert's first row.
       const int row = walk.work().row_begin + place.block_row() * Config::kTileM;
       const int weight_row = walk.work().weight_row + place.block_col() * Config::kTileN;
       const auto a_tiles =
@@ -240,17 +246,31 @@ struct Kernel {
   }
 };
 
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    signal_gemm_sm90(const __grid_constant__ KernelParams<Config> params) {
+template <class Config, class Gate>
+__device__ __forceinline__ void run_kernel(const KernelParams<Config>& params,
+                                           const typename Gate::Params& gates) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ std::uint8_t raw[];
   // Dynamic shared memory is aligned to 16 bytes only by promise; the swizzle atoms need 1024.
   const std::uint32_t misalignment = ptx::shared_address(raw) & 1023U;
   auto& storage =
       *reinterpret_cast<SharedStorage<Config>*>(raw + (misalignment == 0 ? 0 : 1024U - misalignment));
-  Kernel<Config>::run(params, storage);
+  Kernel<Config>::template run<Gate>(params, storage, gates);
 #endif
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    signal_gemm_sm90(const __grid_constant__ KernelParams<Config> params) {
+  run_kernel<Config, NoGate>(params, {});
+}
+
+// The same with gates: a kernel of its own, so that the one above stays as it is.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    gated_gemm_sm90(const __grid_constant__ KernelParams<Config> params,
+                    const __grid_constant__ DeviceGates gates) {
+  run_kernel<Config, SliceGate<true>>(params, gates);
 }
 
 }  // namespace flashoverlap::cuda::sm90

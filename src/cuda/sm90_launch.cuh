@@ -30,6 +30,8 @@ void load_kernel() {
   static_assert(Config::kStagingSlots >= 2, "the store warp frees a slot only when it holds the next");
   FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(
       signal_gemm_sm90<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Config>));
+  FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(
+      gated_gemm_sm90<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Config>));
 }
 
 template <class Config>
@@ -83,7 +85,8 @@ void check_arguments(const SignalGemmArguments& args) {
 template <class Config>
 class Prepared final : public PreparedGemm {
  public:
-  explicit Prepared(const SignalGemmArguments& args) : params_(make_params<Config>(args)) {
+  explicit Prepared(const SignalGemmArguments& args)
+      : params_(make_params<Config>(args)), gates_(args.gates) {
     const int clusters =
         std::min(args.num_sms / Config::kClusterBlocks, std::max(1, args.tables.num_positions));
     blocks_ = clusters * Config::kClusterBlocks;
@@ -105,11 +108,16 @@ class Prepared final : public PreparedGemm {
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = std::size(attributes);
-    FLASHOVERLAP_CUDA_CHECK(cudaLaunchKernelEx(&config, signal_gemm_sm90<Config>, params_));
+    if (gates_.needed != nullptr) {
+      FLASHOVERLAP_CUDA_CHECK(cudaLaunchKernelEx(&config, gated_gemm_sm90<Config>, params_, gates_));
+    } else {
+      FLASHOVERLAP_CUDA_CHECK(cudaLaunchKernelEx(&config, signal_gemm_sm90<Config>, params_));
+    }
   }
 
  private:
   KernelParams<Config> params_;
+  DeviceGates gates_;
   int blocks_ = 0;
 };
 

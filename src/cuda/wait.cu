@@ -34,7 +34,16 @@ __global__ void __launch_bounds__(32) wait_kernel(WaitParams params) {
   ptx::st_relaxed_gpu(params.counter, 0);
 }
 
+__global__ void __launch_bounds__(32) write_kernel(std::uint32_t* address, std::uint32_t value) {
+  ptx::st_release_sys(address, value);
+}
+
 }  // namespace
+
+void launch_write_kernel(std::uint32_t* address, std::uint32_t value, cudaStream_t stream) {
+  write_kernel<<<1, 1, 0, stream>>>(address, value);
+  FLASHOVERLAP_CUDA_CHECK(cudaGetLastError());
+}
 
 void launch_wait_kernel(const WaitParams& params, cudaStream_t stream) {
   if (params.target == 0) return;
@@ -45,6 +54,7 @@ void launch_wait_kernel(const WaitParams& params, cudaStream_t stream) {
 void load_wait_kernel() {
   cudaFuncAttributes attributes;
   FLASHOVERLAP_CUDA_CHECK(cudaFuncGetAttributes(&attributes, wait_kernel));
+  FLASHOVERLAP_CUDA_CHECK(cudaFuncGetAttributes(&attributes, write_kernel));
 }
 
 }  // namespace flashoverlap::cuda

@@ -11,8 +11,8 @@ namespace flashoverlap::cuda {
 /// (cudaHostAllocMapped) or in device memory. `code` is written last, with release order at system scope.
 /// Reset by the host, to zero, between calls.
 struct WaitError {
-  std::uint32_t code = 0;  ///< 0: none; 1: time-out; 2: aborted
-  std::uint32_t group = 0;
+  std::uint32_t code = 0;      ///< 0: none; 1: time-out; 2: aborted; 3, 4: the same at a gate
+  std::uint32_t group = 0;     ///< At a gate: the arrival that was waited for, from 0.
   std::uint32_t seen = 0;      ///< value of the counter
   std::uint32_t expected = 0;  ///< target
 };
@@ -45,7 +45,15 @@ void launch_wait_kernel(const WaitParams& params, cudaStream_t stream);
 /// Throws Error(kUnsupported) where the driver has no such operation, Error(kDevice).
 void enqueue_wait_value(std::uint32_t* counter, std::uint32_t target, cudaStream_t stream);
 
-/// Loads the wait kernel on the current device.
+/// Enqueues the writing of `value` to `address`, released at system scope, by a kernel of one thread. Throws
+/// Error(kDevice).
+void launch_write_kernel(std::uint32_t* address, std::uint32_t value, cudaStream_t stream);
+
+/// The same by a stream memory operation, which takes no SM. `address` as for enqueue_wait_value. Throws
+/// Error(kUnsupported), Error(kDevice).
+void enqueue_write_value(std::uint32_t* address, std::uint32_t value, cudaStream_t stream);
+
+/// Loads the kernels that wait and write on the current device.
 void load_wait_kernel();
 
 }  // namespace flashoverlap::cuda

@@ -99,20 +99,30 @@ void all_collectives(Rank& rank, const Counts& counts, DType dtype) {
 
 }  // namespace
 
-GPU_TEST(collectives) {
-  for (int world = 1; world <= 4; ++world) {
-    for (const CommunicatorKind kind : kinds_for(world)) {
-      Group& group = shared_group(world, kind);
-      for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-        group.run([&](Rank& rank) {
-          all_collectives(rank, Counts(static_cast<std::size_t>(world), 1024), dtype);
-          Counts uneven;
-          for (int r = 0; r < world; ++r) uneven.push_back(r == 1 ? 0 : 37 * r + 5);
-          all_collectives(rank, uneven, dtype);
-        });
-      }
+namespace {
+
+void all_collectives_of(int world) {
+  for (const CommunicatorKind kind : kinds_for(world)) {
+    Group& group = shared_group(world, kind);
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      group.run([&](Rank& rank) {
+        all_collectives(rank, Counts(static_cast<std::size_t>(world), 1024), dtype);
+        Counts uneven;
+        for (int r = 0; r < world; ++r) uneven.push_back(r == 1 ? 0 : 37 * r + 5);
+        all_collectives(rank, uneven, dtype);
+      });
     }
   }
+}
+
+}  // namespace
+
+GPU_TEST(collectives) {
+  for (const int world : world_sizes()) all_collectives_of(world);
+}
+
+GPU_TEST(one_rank_collectives) {
+  all_collectives_of(1);
 }
 
 GPU_TEST(subgroups) {

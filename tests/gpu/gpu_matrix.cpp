@@ -15,7 +15,7 @@ constexpr unsigned char kGuard = 0x7F;
 constexpr std::uint16_t kPoison = 0xFFFF;  // NaN in both types
 
 cudaStream_t copy_stream() {
-  return cuda::memory_stream(0);
+  return cuda::memory_stream(cuda::current_device());
 }
 
 }  // namespace
@@ -62,7 +62,7 @@ DeviceMatrix::DeviceMatrix(std::int64_t rows, std::int64_t cols, std::int64_t ld
       cols_(cols),
       ld_(ld),
       dtype_(dtype),
-      memory_(0, bytes() + 2 * kGuardBytes, "a test matrix") {
+      memory_(cuda::current_device(), bytes() + 2 * kGuardBytes, "a test matrix") {
   FLASHOVERLAP_CUDA_CHECK(
       cudaMemsetAsync(memory_.data(), kGuard, static_cast<std::size_t>(memory_.bytes()), copy_stream()));
   FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(copy_stream()));
@@ -84,7 +84,7 @@ void DeviceMatrix::write(const std::function<float(std::int64_t)>& at) {
     for (std::int64_t j = 0; j < cols_; ++j) row[static_cast<std::size_t>(j)] = at(i * cols_ + j);
     core::from_float(row.data(), dtype_, bits.data() + i * ld_, cols_);
   }
-  cuda::upload(0, data(), bits.data(), bits.size() * 2);
+  cuda::upload(cuda::current_device(), data(), bits.data(), bits.size() * 2);
 }
 
 void DeviceMatrix::fill(const Integers& values) {
@@ -97,7 +97,7 @@ void DeviceMatrix::fill(const std::vector<float>& values) {
 
 void DeviceMatrix::poison() {
   const std::vector<std::uint16_t> bits(static_cast<std::size_t>(rows_ * ld_), kPoison);
-  cuda::upload(0, data(), bits.data(), bits.size() * 2);
+  cuda::upload(cuda::current_device(), data(), bits.data(), bits.size() * 2);
 }
 
 std::vector<float> DeviceMatrix::read() const {

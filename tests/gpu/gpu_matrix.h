@@ -23,8 +23,8 @@ Integers known_b(std::int64_t seed, std::int64_t n, std::int64_t k);
 std::vector<std::int32_t> multiply(const Integers& a, const Integers& b, std::int64_t m, std::int64_t n,
                                    std::int64_t k);
 
-/// A matrix on device 0 with `ld` elements from row to row, poisoned with NaN, and with guard bytes around
-/// it.
+/// A matrix on the device that is current where it is made and used, with `ld` elements from row to row,
+/// poisoned with NaN, and with guard bytes around it.
 class DeviceMatrix {
  public:
   DeviceMatrix(std::int64_t rows, std::int64_t cols, std::int64_t ld, DType dtype);

@@ -5,7 +5,9 @@
 #include <stdexcept>
 #include <thread>
 
+#include "device.h"
 #include "flashoverlap/in_process.h"
+#include "gpu_test.h"
 #include "nccl_library.h"
 #include "sm_partition.h"
 
@@ -15,10 +17,56 @@ const char* name_of(CommunicatorKind kind) {
   return kind == CommunicatorKind::kNccl ? "nccl" : "local";
 }
 
+namespace {
+
+struct Places {
+  std::vector<int> devices;
+  std::shared_ptr<Communicator> control;  // set: ranks are processes
+  int own_device = 0;
+
+  [[nodiscard]] bool has_devices_for(int world_size) const {
+    return control != nullptr || static_cast<std::size_t>(world_size) <= devices.size();
+  }
+  [[nodiscard]] int device_of(int rank, int world_size) const {
+    if (control != nullptr) return own_device;
+    return has_devices_for(world_size) ? devices[static_cast<std::size_t>(rank)] : 0;
+  }
+};
+
+Places& places() {
+  static Places all;
+  return all;
+}
+
+}  // namespace
+
+void use_devices(std::vector<int> devices) {
+  places().devices = std::move(devices);
+}
+
+void use_processes(std::shared_ptr<Communicator> control, int device) {
+  places().control = std::move(control);
+  places().own_device = device;
+}
+
+bool has_devices_for(int world_size) {
+  return places().has_devices_for(world_size);
+}
+
+std::vector<int> world_sizes() {
+  if (places().control != nullptr) return {places().control->size()};
+  constexpr int kMostOnOneDevice = 4;
+  const int most = std::max(kMostOnOneDevice, static_cast<int>(places().devices.size()));
+  std::vector<int> sizes;
+  for (int size = 2; size <= most; ++size) sizes.push_back(size);
+  return sizes;
+}
+
 std::string why_no_nccl(int world_size) {
   try {
     const cuda::NcclLibrary& library = cuda::nccl();
-    if (world_size > 1 && library.version < cuda::kNcclSharedGpuVersion) {
+    const bool shares = world_size > 1 && !places().has_devices_for(world_size);
+    if (shares && library.version < cuda::kNcclSharedGpuVersion) {
       return "NCCL " + cuda::nccl_version_text(library.version) + " does not let ranks share a GPU";
     }
     return {};
@@ -28,65 +76,92 @@ std::string why_no_nccl(int world_size) {
 }
 
 std::vector<CommunicatorKind> kinds_for(int world_size) {
-  std::vector<CommunicatorKind> kinds{CommunicatorKind::kLocal};
+  std::vector<CommunicatorKind> kinds;
+  if (places().control == nullptr) kinds.push_back(CommunicatorKind::kLocal);
   if (why_no_nccl(world_size).empty()) kinds.push_back(CommunicatorKind::kNccl);
   return kinds;
 }
 
-Group::Group(const GroupOptions& options)
-    : options_(options), ranks_(static_cast<std::size_t>(options.world_size)) {
-  const int ctas = std::max(1, options.communication_sms / options.world_size);
-  std::vector<GpuPartition> partitions(ranks_.size());
-  if (options.partitions) {
-    const int left = cuda::splittable_sms(0) - options.communication_sms;
-    const int compute = options.compute_sms > 0 ? options.compute_sms
-                                                : left / options.world_size / cuda::kSmGroup * cuda::kSmGroup;
-    partitions = make_rehearsal(0, options.world_size, compute, options.communication_sms);
-  }
-  const auto controls =
-      make_in_process_communicators(options.world_size, {.link = {}, .timeout = options.timeout});
+Group::Group(const GroupOptions& options) : options_(options) {
+  place_ranks();
+  std::vector<std::shared_ptr<Communicator>> controls;
   std::vector<std::shared_ptr<Communicator>> locals;
+  if (places().control != nullptr) {
+    controls.assign(static_cast<std::size_t>(options.world_size), places().control);
+  } else {
+    controls = make_in_process_communicators(options.world_size, {.link = {}, .timeout = options.timeout});
+  }
   if (options.kind == CommunicatorKind::kLocal) {
-    locals =
-        make_local_gpu_communicators(std::vector<int>(ranks_.size(), 0),
-                                     {.link = options.link, .max_ctas = ctas, .timeout = options.timeout});
+    std::vector<int> devices;
+    for (const Rank& rank : ranks_) devices.push_back(rank.options.device);
+    locals = make_local_gpu_communicators(
+        devices, {.link = options.link, .max_ctas = ctas_, .timeout = options.timeout});
   }
-  for (std::size_t r = 0; r < ranks_.size(); ++r) {
-    ranks_[r].rank = static_cast<int>(r);
-    ranks_[r].world_size = options.world_size;
-    ranks_[r].options = {.device = 0,
-                         .communication_sms = options.communication_sms,
-                         .split = SmSplit::kGrid,
-                         .wait = options.wait,
-                         .partition = partitions[r],
-                         .workspace_limit_bytes = 0,
-                         .poison_workspace = options.poison,
-                         .gemm_variant = options.gemm_variant,
-                         .serial_by_cublas = options.serial_by_cublas,
-                         .measure_serial = true};
-    if (!locals.empty()) ranks_[r].communicator = locals[r];
+  run([&](Rank& rank) { connect(rank, controls, locals); });
+}
+
+// Which ranks are here, on which devices, and on which of their SMs.
+void Group::place_ranks() {
+  const Places& all = places();
+  const int world = options_.world_size;
+  if (all.control != nullptr && (all.control->size() != world || options_.kind == CommunicatorKind::kLocal)) {
+    throw Skip("ranks are " + std::to_string(all.control->size()) + " processes with NCCL");
   }
-  run([&](Rank& rank) {
-    if (options.kind == CommunicatorKind::kNccl) {
-      rank.communicator = make_nccl_communicator(controls[static_cast<std::size_t>(rank.rank)],
-                                                 {.device = 0, .max_ctas = ctas, .timeout = options.timeout});
+  const bool apart = all.has_devices_for(world);
+  const int on_one_device = apart ? 1 : world;
+  ctas_ = std::max(1, options_.communication_sms / on_one_device);
+  const int left = cuda::splittable_sms(all.device_of(0, world)) - options_.communication_sms;
+  const int compute = options_.compute_sms > 0 ? options_.compute_sms
+                                               : left / on_one_device / cuda::kSmGroup * cuda::kSmGroup;
+  std::vector<GpuPartition> shared(static_cast<std::size_t>(world));
+  if (options_.partitions && !apart) shared = make_rehearsal(0, world, compute, options_.communication_sms);
+  for (int r = 0; r < world; ++r) {
+    if (all.control != nullptr && r != all.control->rank()) continue;
+    Rank& rank = ranks_.emplace_back();
+    rank.rank = r;
+    rank.world_size = world;
+    rank.options.device = all.device_of(r, world);
+    rank.options.communication_sms = options_.communication_sms;
+    rank.options.split = SmSplit::kGrid;
+    rank.options.wait = options_.wait;
+    rank.options.partition = shared[static_cast<std::size_t>(r)];
+    // On a device of its own a rank is held to few SMs only where the test wants several waves.
+    if (apart && options_.partitions && options_.compute_sms > 0) {
+      rank.options.partition =
+          make_rehearsal(rank.options.device, 1, compute, options_.communication_sms).front();
     }
-    rank.context =
-        std::make_unique<Context>(rank.communicator, make_cuda_executor(rank.communicator, rank.options));
-    rank.stream = make_cuda_stream(rank.options);
-  });
+    rank.options.poison_workspace = options_.poison;
+    rank.options.gemm_variant = options_.gemm_variant;
+    rank.options.serial_by_cublas = options_.serial_by_cublas;
+    rank.options.measure_serial = true;
+  }
+}
+
+void Group::connect(Rank& rank, const std::vector<std::shared_ptr<Communicator>>& controls,
+                    const std::vector<std::shared_ptr<Communicator>>& locals) const {
+  const auto index = static_cast<std::size_t>(rank.rank);
+  if (options_.kind == CommunicatorKind::kNccl) {
+    rank.communicator = make_nccl_communicator(
+        controls[index], {.device = rank.options.device, .max_ctas = ctas_, .timeout = options_.timeout});
+  } else {
+    rank.communicator = locals[index];
+  }
+  rank.context =
+      std::make_unique<Context>(rank.communicator, make_cuda_executor(rank.communicator, rank.options));
+  rank.stream = make_cuda_stream(rank.options);
 }
 
 std::vector<std::string> Group::run_all(const std::function<void(Rank&)>& body, bool abort_on_error) {
-  std::vector<std::string> errors(ranks_.size());
+  std::vector<std::string> errors(static_cast<std::size_t>(options_.world_size));
   std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < ranks_.size(); ++r) {
-    threads.emplace_back([&, r] {
+  for (Rank& rank : ranks_) {
+    threads.emplace_back([&, at = static_cast<std::size_t>(rank.rank)] {
       try {
-        body(ranks_[r]);
+        const cuda::DeviceScope scope(rank.options.device);
+        body(rank);
       } catch (const std::exception& error) {
-        errors[r] = error.what();
-        if (abort_on_error && ranks_[r].communicator != nullptr) ranks_[r].communicator->abort(error.what());
+        errors[at] = error.what();
+        if (abort_on_error && rank.communicator != nullptr) rank.communicator->abort(error.what());
       }
     });
   }

@@ -1,5 +1,5 @@
-// Ranks as threads of this process, all on device 0, each with its own SMs, as the tests and benchmarks run
-// them.
+// Ranks as the tests and benchmarks run them: threads of this process, all on device 0 with SMs of their own,
+// or each on a device of its own; or this process as one rank of several.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,18 @@ namespace flashoverlap::gpu_test {
 enum class CommunicatorKind { kNccl, kLocal };
 const char* name_of(CommunicatorKind kind);
 
-/// Why NCCL cannot be used for `world_size` ranks on one GPU here; empty: it can.
+/// Where ranks run from now on. Neither called: all on device 0.
+/// Rank r of a group runs on devices[r] where there are as many; larger groups share device 0.
+void use_devices(std::vector<int> devices);
+/// This process is one rank of `control`, which carries the rendezvous; groups have this one rank here, on
+/// `device`. A group of another size, or without NCCL, throws Skip.
+void use_processes(std::shared_ptr<Communicator> control, int device);
+/// Whether each rank of such a group has a device of its own.
+bool has_devices_for(int world_size);
+/// World sizes that the tests go through: 2 to 4, or to the number of devices; the job's size alone.
+std::vector<int> world_sizes();
+
+/// Why NCCL cannot be used for `world_size` ranks here; empty: it can.
 std::string why_no_nccl(int world_size);
 /// Those of the two kinds that work here for `world_size` ranks.
 std::vector<CommunicatorKind> kinds_for(int world_size);
@@ -23,9 +34,9 @@ std::vector<CommunicatorKind> kinds_for(int world_size);
 struct GroupOptions {
   int world_size = 2;
   CommunicatorKind kind = CommunicatorKind::kLocal;
-  int communication_sms = 24;  ///< Shared by all ranks.
+  int communication_sms = 24;  ///< Of each device, shared by the ranks on it.
   int compute_sms = 0;         ///< Per rank; 0: what is left, divided.
-  bool partitions = true;      ///< false: ranks share all SMs.
+  bool partitions = true;      ///< false: ranks share all SMs of a device.
   std::chrono::milliseconds timeout{20'000};
   GroupWait wait = GroupWait::kKernel;
   bool serial_by_cublas = true;
@@ -49,15 +60,23 @@ class Group {
  public:
   explicit Group(const GroupOptions& options);
   [[nodiscard]] const GroupOptions& options() const { return options_; }
-  /// Calls `body` on one thread per rank and waits. The first rank's error (not one that another rank's abort
-  /// caused, where there is a choice) is thrown here, with the rank in front.
+  /// Of those in this process.
+  [[nodiscard]] int first_rank() const { return ranks_.front().rank; }
+  /// Calls `body` on one thread per rank of this process, with the rank's device current, and waits. The
+  /// first rank's error (not one that another rank's abort caused, where there is a choice) is thrown here,
+  /// with the rank in front.
   void run(const std::function<void(Rank&)>& body);
   /// The same without abort and throw: each rank's error text, empty where there is none.
   std::vector<std::string> run_all(const std::function<void(Rank&)>& body, bool abort_on_error);
 
  private:
+  void place_ranks();
+  void connect(Rank& rank, const std::vector<std::shared_ptr<Communicator>>& controls,
+               const std::vector<std::shared_ptr<Communicator>>& locals) const;
+
   GroupOptions options_;
-  std::vector<Rank> ranks_;
+  int ctas_ = 1;             // of one rank's calls
+  std::vector<Rank> ranks_;  // those of this process
 };
 
 /// A group with these options that lives until release_shared_groups; making NCCL communicators takes longer

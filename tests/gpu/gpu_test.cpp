@@ -1,5 +1,6 @@
 #include "gpu_test.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -48,13 +49,30 @@ void expect_error(const char* file, int line, const std::function<void()>& call,
   }
 }
 
+bool is_wanted(const std::string& name, const std::string& filter) {
+  bool any_wanted = false;
+  bool is_named = false;
+  for (std::size_t begin = 0; begin <= filter.size();) {
+    const std::size_t end = std::min(filter.find(',', begin), filter.size());
+    const std::string part = filter.substr(begin, end - begin);
+    begin = end + 1;
+    if (part.starts_with('-')) {
+      if (part.size() > 1 && name.find(part.substr(1)) != std::string::npos) return false;
+    } else if (!part.empty()) {
+      any_wanted = true;
+      is_named = is_named || name.find(part) != std::string::npos;
+    }
+  }
+  return is_named || !any_wanted;
+}
+
 int run_tests(const std::string& filter) {
   int passed = 0;
   int failed = 0;
   int skipped = 0;
   std::printf("# seed %llu (FLASHOVERLAP_TEST_SEED)\n", static_cast<unsigned long long>(seed()));
   for (const Test& test : tests()) {
-    if (test.name.find(filter) == std::string::npos) continue;
+    if (!is_wanted(test.name, filter)) continue;
     std::printf("%-56s ", test.name.c_str());
     std::fflush(stdout);
     const auto begin = std::chrono::steady_clock::now();

@@ -35,7 +35,11 @@ std::uint64_t seed();
 void expect_error(const char* file, int line, const std::function<void()>& call,
                   std::initializer_list<const char*> parts);
 
-/// Runs all tests whose name contains `filter`. Returns the number of failures.
+/// Whether `name` contains one of the filter's comma-separated parts (or the filter has none), and nothing of
+/// those that begin with '-'.
+bool is_wanted(const std::string& name, const std::string& filter);
+
+/// Runs all tests that are wanted. Returns the number of failures.
 int run_tests(const std::string& filter);
 
 }  // namespace flashoverlap::gpu_test

@@ -11,8 +11,6 @@
 namespace flashoverlap::gpu_test {
 namespace {
 
-constexpr int kMaxWorldSize = 4;
-
 class Random {
  public:
   explicit Random(std::uint64_t salt) : engine_(seed() * 1'000'003 + salt) {}
@@ -96,7 +94,7 @@ void random_cases(int world_size, CommunicatorKind kind, int count, std::uint64_
     const auto shape = [&] {
       std::int64_t units = 1;
       group.run([&](Rank& rank) {
-        if (rank.rank != 0) return;
+        if (rank.rank != group.first_rank()) return;
         units = rank.context->executor()
                     .suggest(call.gemm.m, call.gemm.n, call.gemm.k, call.gemm.dtype)
                     ->resources.compute_units;
@@ -115,17 +113,18 @@ GPU_TEST(random_shapes_one_rank) {
 }
 
 GPU_TEST(random_shapes_local) {
-  for (int world = 2; world <= kMaxWorldSize; ++world) random_cases(world, CommunicatorKind::kLocal, 12, 2);
+  for (const int world : world_sizes()) random_cases(world, CommunicatorKind::kLocal, 12, 2);
 }
 
 GPU_TEST(random_shapes_nccl) {
-  if (const std::string why = why_no_nccl(2); !why.empty()) throw Skip(why);
-  for (int world = 2; world <= kMaxWorldSize; ++world) random_cases(world, CommunicatorKind::kNccl, 12, 3);
+  if (const std::string why = why_no_nccl(world_sizes().front()); !why.empty()) throw Skip(why);
+  for (const int world : world_sizes()) random_cases(world, CommunicatorKind::kNccl, 12, 3);
 }
 
 // Everything left open: tile, swizzle and partition are chosen.
 GPU_TEST(defaults_on_larger_shapes) {
-  for (const CommunicatorKind kind : kinds_for(2)) {
+  const int world = world_sizes().front();
+  for (const CommunicatorKind kind : kinds_for(world)) {
     for (const Op op : {Op::kAllReduce, Op::kReduceScatter}) {
       Case call;
       call.op = op;
@@ -133,14 +132,15 @@ GPU_TEST(defaults_on_larger_shapes) {
       call.gemm.m = 1536;
       call.gemm.n = 2048;
       call.gemm.k = 64;
-      run_case(shared_group(2, kind), call);
+      run_case(shared_group(world, kind), call);
     }
   }
 }
 
 GPU_TEST(edges) {
-  for (const CommunicatorKind kind : kinds_for(2)) {
-    Group& group = shared_group(2, kind);
+  const int world = world_sizes().front();
+  for (const CommunicatorKind kind : kinds_for(world)) {
+    Group& group = shared_group(world, kind);
     for (const Op op : {Op::kAllReduce, Op::kReduceScatter}) {
       for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{{0, 64, 64},
                                                                             {64, 0, 64},

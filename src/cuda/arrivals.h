@@ -1,0 +1,40 @@
+// In which order a rank's transfers are issued on a GPU, and what each tile waits for. Knows no CUDA, so that
+// it is tested everywhere.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "flashoverlap/plan.h"
+
+namespace flashoverlap::cuda {
+
+/// One call to the communicator.
+struct TransferStep {
+  std::int32_t channel = 0;
+  std::int64_t collective = -1;  ///< Index of a transfer that is a collective; -1: a pair.
+  std::int64_t send = -1;        ///< Index of a send; -1: this rank sends nothing in this step.
+  std::int64_t receive = -1;     ///< Index of a receive; -1: it receives nothing.
+  std::uint32_t arrivals = 0;    ///< Slices that have arrived once it is done, counted over all steps.
+  bool brings_slice = false;
+  bool operator==(const TransferStep&) const = default;
+};
+
+/// Collectives as the plan lists them. Sends and receives in pairs on channel 0: calls of one NCCL
+/// communicator run one after the other whatever their streams, so that a send which waits for its receive
+/// would hold up the receive that the peer's send waits for. In step (d, i) rank r sends its i-th message to
+/// rank r + d and receives the i-th from rank r - d, in one call; all ranks go through the steps in the same
+/// order, and as many of them, so that whatever waits, waits for a step that is not later. Steps in which
+/// this rank does nothing are there for communicators that every rank must call.
+///
+/// Throws Error(kUnsupported) for puts, for transfers set off by a slice, and for slices that arrive on
+/// several channels.
+[[nodiscard]] std::vector<TransferStep> transfer_steps(const OverlapPlan& plan);
+
+/// For each position of the schedule the number of arrivals that its tile needs; 0: it starts at once. Empty
+/// for a plan without gates. Throws Error(kUnsupported) for gates that hold a tile in its middle or at its
+/// end, for a slice that no step brings, and where a send follows a group.
+[[nodiscard]] std::vector<std::uint32_t> needed_arrivals(const OverlapPlan& plan,
+                                                         const std::vector<TransferStep>& steps);
+
+}  // namespace flashoverlap::cuda

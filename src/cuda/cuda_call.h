@@ -1,0 +1,25 @@
+// One execution of a plan by the GPU executor.
+#pragma once
+
+#include "cuda_executor.h"
+
+namespace flashoverlap::cuda {
+
+/// With everything that its steps need.
+struct CudaExecutor::Call {
+  PreparedCudaPlan& prepared;
+  const Operands& operands;
+  Mode mode;
+  cudaStream_t stream;  // the caller's
+  bool is_captured;
+  EventLog& log;
+  // Where the tiles that are stored in place go, and what the epilogue reads: the caller's output, or a dense
+  // stand-in.
+  void* output = nullptr;
+  std::int64_t ldo = 0;
+  bool is_gated = false;  ///< Tiles wait for slices.
+
+  [[nodiscard]] const OverlapPlan& plan() const { return prepared.plan(); }
+};
+
+}  // namespace flashoverlap::cuda

@@ -1,0 +1,162 @@
+// The communication streams of a call: what they wait for, the communicator's calls, what they announce.
+#include "core/fail.h"
+#include "cuda_call.h"
+
+namespace flashoverlap::cuda {
+namespace {
+
+std::size_t as_index(std::int64_t value) {
+  return static_cast<std::size_t>(value);
+}
+
+std::vector<std::int64_t> equal_counts(const OverlapPlan& plan, std::int64_t total) {
+  return std::vector<std::int64_t>(as_index(plan.world_size), total / plan.world_size);
+}
+
+}  // namespace
+
+void CudaExecutor::enqueue_transfers(Call& call) {
+  std::vector<bool> used(channels_.size(), false);
+  for (const TransferStep& step : call.prepared.steps()) {
+    const std::size_t index = as_index(step.channel);
+    if (!used[index]) start_.wait_on(channels_[index]->get());
+    used[index] = true;
+    enqueue_step(call, step);
+  }
+  for (std::size_t index = 0; index < used.size(); ++index) {
+    if (!used[index]) continue;
+    channel_done_[index].record(channels_[index]->get());
+    channel_done_[index].wait_on(call.stream);
+  }
+}
+
+void CudaExecutor::enqueue_step(Call& call, const TransferStep& step) {
+  const OverlapPlan& plan = call.plan();
+  CudaStream& stream = channel(step.channel);
+  const bool is_pair = step.collective < 0;
+  // What is waited for, and what is named: the send's group, the receive's slice.
+  const std::int64_t sends = is_pair ? step.send : step.collective;
+  const std::int64_t receives = is_pair ? step.receive : step.collective;
+  TransferLabel label{.operation = plan.operation, .transfer = receives >= 0 ? receives : sends};
+  if (sends >= 0 && plan.transfers[as_index(sends)].trigger.kind == TriggerKind::kGroup) {
+    label.group = plan.transfers[as_index(sends)].trigger.index;
+    if (call.mode == Mode::kRun) wait_for_group(call, label.group, stream.get());
+  }
+  if (receives >= 0) label.slice = plan.transfers[as_index(receives)].slice;
+  if (call.log.is_on()) {
+    const std::string_view kind =
+        is_pair ? "send and receive" : name_of(plan.transfers[as_index(sends)].kind);
+    const std::string what =
+        label.slice >= 0 ? fmt::format("slice {}", label.slice) : fmt::format("group {}", label.group);
+    call.log.begin(stream.get(), fmt::format("communication {}", step.channel),
+                   fmt::format("{} of {}", kind, what), SpanKind::kCommunication);
+  }
+  if (is_pair) {
+    enqueue_pair(call, step, stream, label);
+  } else {
+    enqueue_collective(call, plan.transfers[as_index(step.collective)], stream, label);
+  }
+  call.log.end(stream.get());
+  if (call.is_gated && step.brings_slice) announce_arrival(step, stream.get());
+}
+
+void CudaExecutor::enqueue_collective(Call& call, const Transfer& transfer, CudaStream& stream,
+                                      const TransferLabel& label) {
+  const OverlapPlan& plan = call.plan();
+  void* const from = region(call, transfer.source);
+  void* const to = region(call, transfer.destination);
+  switch (transfer.kind) {
+    case TransferKind::kAllReduce:
+      return communicator_->all_reduce(from, to, transfer.source.count, plan.dtype, stream, label);
+    case TransferKind::kReduceScatter:
+      return communicator_->reduce_scatter(
+          from, to,
+          transfer.send_counts.empty() ? equal_counts(plan, transfer.source.count) : transfer.send_counts,
+          plan.dtype, stream, label);
+    case TransferKind::kAllGather:
+      return communicator_->all_gather(from, to,
+                                       transfer.receive_counts.empty()
+                                           ? equal_counts(plan, transfer.destination.count)
+                                           : transfer.receive_counts,
+                                       plan.dtype, stream, label);
+    case TransferKind::kAllToAll:
+      return communicator_->all_to_all(from, transfer.send_counts, to, transfer.receive_counts, plan.dtype,
+                                       stream, label);
+    case TransferKind::kSend:
+    case TransferKind::kReceive:
+    case TransferKind::kPut:
+      core::fail(ErrorKind::kInternal, "a {} among the collectives of the plan of {}", name_of(transfer.kind),
+                 plan.operation);
+  }
+}
+
+// A send and a receive in one call: an all-to-all in which all other messages are empty.
+void CudaExecutor::enqueue_pair(Call& call, const TransferStep& step, CudaStream& stream,
+                                const TransferLabel& label) {
+  const OverlapPlan& plan = call.plan();
+  std::vector<std::int64_t> send_counts(as_index(plan.world_size), 0);
+  std::vector<std::int64_t> receive_counts(as_index(plan.world_size), 0);
+  void* from = nullptr;
+  void* to = nullptr;
+  if (step.send >= 0) {
+    const Transfer& transfer = plan.transfers[as_index(step.send)];
+    from = region(call, transfer.source);
+    send_counts[as_index(transfer.peer)] = transfer.source.count;
+  }
+  if (step.receive >= 0) {
+    const Transfer& transfer = plan.transfers[as_index(step.receive)];
+    to = region(call, transfer.destination);
+    receive_counts[as_index(transfer.peer)] = transfer.destination.count;
+  }
+  communicator_->all_to_all(from, send_counts, to, receive_counts, plan.dtype, stream, label);
+}
+
+void CudaExecutor::announce_arrival(const TransferStep& step, cudaStream_t stream) {
+  if (options_.wait == GroupWait::kStreamMemory) {
+    return enqueue_write_value(arrivals_.data(), step.arrivals, stream);
+  }
+  launch_write_kernel(arrivals_.data(), step.arrivals, stream);
+}
+
+std::uint64_t CudaExecutor::timeout_ns() const {
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(communicator_->timeout()).count());
+}
+
+void CudaExecutor::wait_for_group(const Call& call, std::int64_t group, cudaStream_t stream) {
+  const DevicePlan& tables = call.prepared.tables(call.operands);
+  const std::uint32_t target = tables.target(group);
+  if (target == 0 || call.plan().grid.k() == 0) return;
+  if (options_.wait == GroupWait::kStreamMemory) {
+    return enqueue_wait_value(tables.counter(group), target, stream);
+  }
+  WaitParams params;
+  params.counter = tables.counter(group);
+  params.target = target;
+  params.group = static_cast<std::uint32_t>(group);
+  params.error = &host_->error;
+  params.timeout_ns = timeout_ns();
+  launch_wait_kernel(params, stream);
+}
+
+void* CudaExecutor::region(const Call& call, const Region& region) const {
+  const std::int64_t bytes = region.offset * size_of(call.plan().dtype);
+  const auto at = [bytes](const void* base) {
+    // Slices of A and B land in the caller's matrices, see the operators that say so.
+    return static_cast<char*>(const_cast<void*>(base)) + bytes;
+  };
+  switch (region.buffer) {
+    case BufferKind::kPacked:
+      return at(call.prepared.packed());
+    case BufferKind::kReceived:
+      return at(call.prepared.received());
+    case BufferKind::kOutput:
+      return at(call.output);
+    case BufferKind::kInput:
+      return at(call.operands.a);
+    case BufferKind::kWeight:
+      return at(call.operands.b);
+  }
+  core::fail(ErrorKind::kInternal, "a buffer that does not exist in the plan of {}", call.plan().operation);
+}
+
+}  // namespace flashoverlap::cuda

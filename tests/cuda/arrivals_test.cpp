@@ -1,0 +1,270 @@
+/// The order in which a GPU's communication stream makes a plan's calls, run through here on all ranks at
+/// once as NCCL would: a call is over when each of its messages is being sent and received at the same time.
+#include "cuda/arrivals.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+#include "flashoverlap/plan_builders.h"
+#include "support/seed.h"
+#include "support/throws.h"
+
+namespace flashoverlap::cuda {
+namespace {
+
+using test::message_of;
+
+std::size_t index(std::int64_t value) {
+  return static_cast<std::size_t>(value);
+}
+
+PlanOptions shape(std::int32_t world_size, std::int64_t m, std::int64_t n, std::int64_t k) {
+  PlanOptions options;
+  options.world_size = world_size;
+  options.dtype = DType::kBFloat16;
+  options.m = m;
+  options.n = n;
+  options.k = k;
+  options.tile_m = 16;
+  options.tile_n = 24;
+  options.resources.compute_units = 3;
+  return options;
+}
+
+/// One rank on its way through its steps.
+class Walker {
+ public:
+  Walker(const OverlapPlan& plan, std::vector<TransferStep> steps) : plan_(plan), steps_(std::move(steps)) {
+    enter();
+  }
+
+  [[nodiscard]] bool is_done() const { return at_ == steps_.size(); }
+  [[nodiscard]] const Transfer* sending() const { return open(sending_, &TransferStep::send); }
+  [[nodiscard]] const Transfer* receiving() const { return open(receiving_, &TransferStep::receive); }
+  void sent() { sending_ = false; }
+  void received() { receiving_ = false; }
+  /// Whether the call was over, and the next one has begun.
+  bool advance() {
+    if (is_done() || sending_ || receiving_) return false;
+    ++at_;
+    enter();
+    return true;
+  }
+
+ private:
+  void enter() {
+    sending_ = !is_done() && steps_[at_].send >= 0;
+    receiving_ = !is_done() && steps_[at_].receive >= 0;
+  }
+  [[nodiscard]] const Transfer* open(bool is_open, std::int64_t TransferStep::*which) const {
+    return is_open ? &plan_.transfers[index(steps_[at_].*which)] : nullptr;
+  }
+
+  const OverlapPlan& plan_;
+  std::vector<TransferStep> steps_;
+  std::size_t at_ = 0;
+  bool sending_ = false;
+  bool receiving_ = false;
+};
+
+/// Ranks that never come to the end of their steps; none: all messages went through, and fitted.
+std::vector<std::size_t> stuck_ranks(const std::vector<OverlapPlan>& plans,
+                                     const std::vector<std::vector<TransferStep>>& steps) {
+  std::vector<Walker> walkers;
+  for (std::size_t r = 0; r < plans.size(); ++r) walkers.emplace_back(plans[r], steps[r]);
+  for (bool goes_on = true; goes_on;) {
+    goes_on = false;
+    for (std::size_t r = 0; r < walkers.size(); ++r) {
+      if (const Transfer* const sending = walkers[r].sending()) {
+        Walker& peer = walkers[index(sending->peer)];
+        const Transfer* const receiving = peer.receiving();
+        if (receiving != nullptr && std::cmp_equal(receiving->peer, r)) {
+          EXPECT_EQ(sending->source.count, receiving->destination.count);
+          walkers[r].sent();
+          peer.received();
+          goes_on = true;
+        }
+      }
+    }
+    for (Walker& walker : walkers) goes_on = walker.advance() || goes_on;
+  }
+  std::vector<std::size_t> stuck;
+  for (std::size_t r = 0; r < walkers.size(); ++r) {
+    if (!walkers[r].is_done()) stuck.push_back(r);
+  }
+  return stuck;
+}
+
+std::vector<std::vector<TransferStep>> steps_of(const std::vector<OverlapPlan>& plans) {
+  std::vector<std::vector<TransferStep>> steps;
+  for (const OverlapPlan& plan : plans) steps.push_back(transfer_steps(plan));
+  return steps;
+}
+
+std::vector<OverlapPlan> plans_of(PlanOptions options,
+                                  const std::function<OverlapPlan(const PlanOptions&)>& build) {
+  std::vector<OverlapPlan> plans;
+  for (options.rank = 0; options.rank < options.world_size; ++options.rank) plans.push_back(build(options));
+  return plans;
+}
+
+/// Every message in one step, steps alike on all ranks, arrivals counted in the order of the steps.
+void expect_complete(const OverlapPlan& plan, const std::vector<TransferStep>& steps) {
+  std::vector<int> uses(plan.transfers.size(), 0);
+  std::uint32_t arrivals = 0;
+  for (const TransferStep& step : steps) {
+    for (const std::int64_t transfer : {step.send, step.receive, step.collective}) {
+      if (transfer >= 0) ++uses[index(transfer)];
+    }
+    const std::int64_t brings = step.collective >= 0 ? step.collective : step.receive;
+    const bool brings_slice = brings >= 0 && plan.transfers[index(brings)].slice >= 0;
+    EXPECT_EQ(step.brings_slice, brings_slice);
+    arrivals += brings_slice ? 1 : 0;
+    EXPECT_EQ(step.arrivals, arrivals);
+  }
+  EXPECT_TRUE(std::all_of(uses.begin(), uses.end(), [](int count) { return count == 1; }));
+  EXPECT_EQ(arrivals, plan.slices.size());
+}
+
+/// When each tile may start, straight from the plan's gates.
+void expect_needed(const OverlapPlan& plan, const std::vector<TransferStep>& steps) {
+  std::map<std::int64_t, std::uint32_t> arrival_of;
+  for (const TransferStep& step : steps) {
+    const std::int64_t brings = step.collective >= 0 ? step.collective : step.receive;
+    if (step.brings_slice) arrival_of[plan.transfers[index(brings)].slice] = step.arrivals;
+  }
+  const std::vector<std::uint32_t> needed = needed_arrivals(plan, steps);
+  if (plan.gates.empty()) {
+    EXPECT_TRUE(needed.empty());
+    return;
+  }
+  ASSERT_EQ(needed.size(), plan.schedule.size());
+  for (std::size_t position = 0; position < needed.size(); ++position) {
+    std::uint32_t expected = 0;
+    for (const Gate& gate : plan.gates) {
+      if (gate.tile == plan.schedule[position]) expected = std::max(expected, arrival_of.at(gate.slice));
+    }
+    EXPECT_EQ(needed[position], expected) << "position " << position;
+  }
+  // Tiles come in the order in which their slices do: no tile waits behind one that waits for longer.
+  EXPECT_TRUE(std::is_sorted(needed.begin(), needed.end()));
+}
+
+class ArrivalsTest : public test::SeededTest {
+ protected:
+  SliceOptions random_slices(std::int64_t size, std::int32_t world_size) {
+    SliceOptions slices;
+    slices.parts = pick(0, 4);
+    if (pick(0, 1) == 0) return slices;
+    std::vector<std::int64_t> ends{0, size};
+    for (std::int32_t r = 1; r < world_size; ++r) ends.push_back(pick(0, 2) == 0 ? 0 : pick(0, size));
+    std::sort(ends.begin(), ends.end());
+    for (std::size_t r = 0; r < index(world_size); ++r) slices.sizes.push_back(ends[r + 1] - ends[r]);
+    return slices;
+  }
+};
+
+TEST_F(ArrivalsTest, AllGatherRunsThroughOnAllRanks) {
+  for (int i = 0; i < 150; ++i) {
+    const auto world_size = static_cast<std::int32_t>(pick(1, 9));
+    const PlanOptions options = shape(world_size, pick(0, 400), pick(0, 300), pick(0, 40));
+    const SliceAxis axis = pick(0, 1) == 0 ? SliceAxis::kRows : SliceAxis::kColumns;
+    const SliceOptions slices = random_slices(axis == SliceAxis::kRows ? options.m : options.n, world_size);
+    const std::int64_t num_slices = pick(0, 3);  // 0: by messages, else by so many collectives
+    SCOPED_TRACE(fmt::format("{} ranks, m={} n={} k={}, {} parts, {} slices", world_size, options.m,
+                             options.n, options.k, slices.parts, num_slices));
+    const auto plans = plans_of(options, [&](const PlanOptions& own) {
+      return num_slices == 0 ? plan_all_gather_gemm(own, slices, axis)
+                             : plan_sliced_all_gather_gemm(own, slices, num_slices, axis);
+    });
+    ASSERT_TRUE(verify(plans)) << verify(plans).reason;
+    const auto steps = steps_of(plans);
+    for (std::size_t r = 0; r < plans.size(); ++r) {
+      SCOPED_TRACE(fmt::format("rank {}", r));
+      expect_complete(plans[r], steps[r]);
+      expect_needed(plans[r], steps[r]);
+      EXPECT_EQ(steps[r].size(), steps[0].size()) << "every rank makes as many calls";
+    }
+    if (num_slices == 0) {
+      EXPECT_EQ(stuck_ranks(plans, steps), std::vector<std::size_t>{});
+    }
+    if (HasFailure()) return;
+  }
+}
+
+// What the pairs are for, and that the walk above can get stuck.
+TEST_F(ArrivalsTest, OneMessageAtATimeWouldNotRunThrough) {
+  const auto plans =
+      plans_of(shape(3, 96, 48, 8), [](const PlanOptions& own) { return plan_all_gather_gemm(own, {}); });
+  std::vector<std::vector<TransferStep>> single;
+  for (const OverlapPlan& plan : plans) {
+    auto& steps = single.emplace_back();
+    for (std::size_t i = 0; i < plan.transfers.size(); ++i) {
+      const bool is_send = plan.transfers[i].kind == TransferKind::kSend;
+      steps.push_back({.send = is_send ? static_cast<std::int64_t>(i) : -1,
+                       .receive = is_send ? -1 : static_cast<std::int64_t>(i)});
+    }
+  }
+  EXPECT_EQ(stuck_ranks(plans, single), (std::vector<std::size_t>{0, 1, 2}));
+}
+
+TEST_F(ArrivalsTest, TheOwnSliceStartsAtOnceAndOthersWaitInTurn) {
+  const auto plans =
+      plans_of(shape(4, 64, 24, 8), [](const PlanOptions& own) { return plan_all_gather_gemm(own, {}); });
+  for (const OverlapPlan& plan : plans) {
+    EXPECT_EQ(needed_arrivals(plan, transfer_steps(plan)), (std::vector<std::uint32_t>{0, 1, 2, 3}));
+  }
+}
+
+TEST_F(ArrivalsTest, CollectivesAfterGroupsStayAsTheyAre) {
+  PlanOptions options = shape(2, 128, 96, 8);
+  const OverlapPlan plan = plan_all_reduce(options);
+  const auto steps = transfer_steps(plan);
+  ASSERT_GT(plan.transfers.size(), 1U);
+  ASSERT_EQ(steps.size(), plan.transfers.size());
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    EXPECT_EQ(steps[i].collective, static_cast<std::int64_t>(i));
+    EXPECT_FALSE(steps[i].brings_slice);
+  }
+  EXPECT_TRUE(needed_arrivals(plan, steps).empty());
+}
+
+TEST_F(ArrivalsTest, WhatTheExecutorCannotDoIsRefused) {
+  const PlanOptions options = shape(2, 128, 96, 8);
+  const auto refused = [](const OverlapPlan& plan) {
+    return message_of(ErrorKind::kUnsupported, [&] { (void)needed_arrivals(plan, transfer_steps(plan)); });
+  };
+  EXPECT_NE(refused(plan_tail_free_reduce_scatter(options, {})).find("follows a group"), std::string::npos);
+
+  OverlapPlan at_the_end = plan_all_gather_gemm(options, {});
+  at_the_end.gates.front().point = GatePoint::kFinish;
+  EXPECT_NE(refused(at_the_end).find("waits for slice 0 at its end"), std::string::npos);
+
+  OverlapPlan in_the_middle = plan_all_gather_gemm(options, {});
+  in_the_middle.gates.front().k_begin = 4;
+  EXPECT_NE(refused(in_the_middle).find("waits for slice 0 from column 4 on"), std::string::npos);
+
+  OverlapPlan no_source = plan_all_gather_gemm(options, {});
+  for (Transfer& transfer : no_source.transfers) transfer.slice = -1;
+  EXPECT_NE(refused(no_source).find("brings slice 0"), std::string::npos);
+
+  OverlapPlan put = plan_all_gather_gemm(options, {});
+  put.transfers.front().kind = TransferKind::kPut;
+  EXPECT_NE(refused(put).find("no put yet; transfer 0"), std::string::npos);
+
+  OverlapPlan forwarded = plan_all_gather_gemm(options, {});
+  forwarded.transfers.front().trigger = {TriggerKind::kSlice, 0};
+  EXPECT_NE(refused(forwarded).find("no transfer set off by a slice yet"), std::string::npos);
+
+  OverlapPlan spread = plan_sliced_all_gather_gemm(options, {}, 2);
+  ASSERT_EQ(spread.transfers.size(), 2U);
+  spread.transfers.back().channel = 1;
+  EXPECT_NE(refused(spread).find("channels 0 and 1"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace flashoverlap::cuda
