@@ -65,18 +65,8 @@ CudaExecutor::CudaExecutor(std::shared_ptr<Communicator> communicator, const Cud
 }
 
 CudaExecutor::~CudaExecutor() {
-  // The device may still work with the buffers that go now. What it waits for ends by itself or by the
-  // communicator's watchdog.
-  if (has_call_) {
-    CudaStream stream(options_.device, CudaStream::Priority::kLow);
-    try {
-      const DeviceScope scope(options_.device);
-      call_done_.wait_on(stream.get());
-      stream.set_timeout(communicator_->timeout() + std::chrono::seconds(5));
-      stream.synchronize();
-    } catch (const Error&) {  // a failed call; its error was thrown, or will be by the caller's synchronize
-    }
-  }
+  // The device may still work with the buffers that go now.
+  wait_for_last_call();
   (void)cudaFreeHost(host_);
 }
 
@@ -235,23 +225,46 @@ void CudaExecutor::execute(PreparedPlan& prepared, const Operands& operands, Mod
   }
   try {
     enqueue(call);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     give_up_call(call);
     communicator_->abort(error.what());
+    wait_for_last_call();
+    throw;
+  } catch (...) {
+    give_up_call(call);
+    wait_for_last_call();
     throw;
   }
   log.finish(stream);
 }
 
-// A GEMM that is in the stream already may wait for slices that nobody will send now; and it still uses what
-// the executor owns.
+// After a call that could not be enqueued as a whole. A GEMM that is in the stream already may wait for
+// slices that nobody will send now; and what is in the streams uses what the caller and the executor may
+// destroy next.
 void CudaExecutor::give_up_call(const Call& call) noexcept {
   *static_cast<volatile std::uint32_t*>(&host_->abort) = 1;
   if (call.is_captured) return;
   try {
+    for (std::size_t i = 0; i < channels_.size(); ++i) {
+      channel_done_[i].record(channels_[i]->get());
+      channel_done_[i].wait_on(call.stream);
+    }
     call_done_.record(call.stream);
     has_call_ = true;
   } catch (const Error&) {  // the device itself has failed
+  }
+}
+
+// What the device waits for ends by itself or by the communicator's watchdog.
+void CudaExecutor::wait_for_last_call() const noexcept {
+  if (!has_call_) return;
+  try {
+    const DeviceScope scope(options_.device);
+    CudaStream stream(options_.device, CudaStream::Priority::kLow);
+    call_done_.wait_on(stream.get());
+    stream.set_timeout(communicator_->timeout() + std::chrono::seconds(5));
+    stream.synchronize();
+  } catch (const Error&) {  // a failed call; its error was thrown, or will be by the caller's synchronize
   }
 }
 

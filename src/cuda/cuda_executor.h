@@ -44,6 +44,7 @@ class CudaExecutor final : public Executor {
   void throw_if_wait_failed();
   void enqueue(Call& call);
   void give_up_call(const Call& call) noexcept;
+  void wait_for_last_call() const noexcept;
   void enqueue_serial(Call& call);
   void enqueue_gemm(Call& call);
   void enqueue_transfers(Call& call);

@@ -19,7 +19,7 @@ constexpr int kMostTailFreeRanks = 64;
 
 OverlapMethod resolve(const Context& context, const GemmOptions& options, OverlapMethod method) {
   if (method != OverlapMethod::kAuto) return method;
-  // An executor that suggests plans (GPUs) cannot carry out gates yet.
+  // An executor that suggests plans (GPUs) cannot add at the end of a tile yet.
   const bool suggests =
       context.executor().suggest(options.m, options.n, options.k, options.dtype).has_value();
   const bool applies =
