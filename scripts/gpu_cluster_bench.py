@@ -26,7 +26,8 @@ OPERATORS = {
     "a2a": "GEMM + all-to-all",
     "ag": "all-gather + GEMM",
 }
-# Issue's targets: least speed-up over serial, by operator, for the shapes that they are set for.
+PROGRAMS = ("bench/gpu/cluster_bench", "tests/gpu/flashoverlap_gpu_test")
+# The targets: least speed-up over serial, by operator, for the shapes that they are set for.
 TARGETS = [
     ("ag", "m >= 4096", lambda c: c["m"] >= 4096, 1.30),
     ("rs", "all", lambda c: True, 1.20),
@@ -104,6 +105,8 @@ class Runner:
         limit = min(step.limit_s, left)
         begin = self.clock()
         status, detail = self._execute(step, folder, limit)
+        if status == "ok" and any(says_no_device(path) for path in folder.glob("log*.txt")):
+            status, detail = "failed", "the program found no CUDA device"
         record = {
             "step": step.name,
             "status": status,
@@ -179,6 +182,11 @@ class Runner:
         return ("failed", "; ".join(bad)) if bad else ("ok", "")
 
 
+def says_no_device(path):
+    """The programs end with exit code 0 where there is no device, so that tests pass there."""
+    return any(line.startswith("skipped: no CUDA device") for line in path.read_text(errors="replace").splitlines())
+
+
 def end_all(processes):
     """Ends processes with everything in their sessions."""
     for process in processes:
@@ -224,8 +232,7 @@ def json_lines(path):
 def plan_steps(options, gpus):
     """The steps in the order of their importance. `gpus`: devices of the machine."""
     build = Path(options.build)
-    bench = build / "bench/gpu/cluster_bench"
-    test = build / "tests/gpu/flashoverlap_gpu_test"
+    bench, test = (build / program for program in PROGRAMS)
     worlds = options.worlds
     place = ["--rehearse"] if options.rehearse else []
     devices = [] if options.rehearse else ["--devices", "all"]
@@ -433,6 +440,7 @@ def parse_arguments(words):
     parser.add_argument("--rehearse", type=int, default=0, metavar="RANKS", help="so many ranks on one GPU")
     parser.add_argument("--ranks", default="", help="numbers of ranks, e.g. 2,4 (default: 2, 4, 8 up to the GPUs)")
     parser.add_argument("--only", default="", help="only steps whose name begins with one of these, e.g. table-4,curves")
+    parser.add_argument("--pack", metavar="DIR", help="copy what is needed of --build to DIR, to be carried; run nothing")
     parser.add_argument("--list", action="store_true", help="print the steps, run none")
     options = parser.parse_args(words)
     options.command = ["./dev", "gpu-cluster-bench", *words]
@@ -467,11 +475,7 @@ def count_gpus():
 
 
 def find_programs(options):
-    missing = [
-        path
-        for path in ("bench/gpu/cluster_bench", "tests/gpu/flashoverlap_gpu_test")
-        if not os.access(Path(options.build) / path, os.X_OK)
-    ]
+    missing = [path for path in PROGRAMS if not os.access(Path(options.build) / path, os.X_OK)]
     if missing:
         raise SystemExit(
             f"gpu-cluster-bench: {options.build} has no {' and no '.join(missing)}: build it where nvcc is "
@@ -479,8 +483,43 @@ def find_programs(options):
         )
 
 
+def use_libraries_of(folder):
+    """Libraries that the machine lacks may lie in the build folder itself."""
+    paths = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    os.environ["LD_LIBRARY_PATH"] = ":".join(paths)
+    if (folder / "libnccl.so.2").exists():
+        os.environ.setdefault("FLASHOVERLAP_NCCL_LIBRARY", str(folder / "libnccl.so.2"))
+
+
+def pack(build, folder):
+    """Copies what a GPU machine needs of a build folder, without symbols, to be carried there."""
+    folder = Path(folder)
+    libraries = {}
+    for program in PROGRAMS:
+        target = folder / program
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(Path(build) / program, target)
+        if shutil.which("strip"):
+            subprocess.run(["strip", str(target)], check=True)
+        listed = subprocess.run(["ldd", str(target)], capture_output=True, text=True, check=True).stdout
+        libraries.update(line.split()[::2] for line in listed.splitlines() if "=> /" in line)
+    named = os.environ.get("FLASHOVERLAP_NCCL_LIBRARY")
+    if named:
+        libraries["libnccl.so.2"] = named
+    for name, path in sorted(libraries.items()):
+        # The C library is the machine's own, and so are the driver and CUDA.
+        if not name.startswith(("libc.", "libm.", "libdl.", "librt.", "libpthread.", "ld-", "libcu", "libresolv.")):
+            shutil.copy2(path, folder / name)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{folder}: {size / 2**20:.1f} MiB; there: ./dev gpu-cluster-bench --build {folder}")
+
+
 def main(words):
     options = parse_arguments(words)
+    if options.pack:
+        find_programs(options)
+        pack(options.build, options.pack)
+        return 0
     gpus = count_gpus()
     if gpus == 0 and not options.list:
         print("skipped: no CUDA device")
@@ -488,6 +527,7 @@ def main(words):
     if not options.list:
         find_programs(options)
     options.build = Path(options.build).resolve()
+    use_libraries_of(options.build)
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
@@ -498,7 +538,7 @@ def main(words):
     if options.list:
         for step in chosen:
             copies = f" x {step.processes} processes" if step.processes else ""
-            print(f"{step.name} (at most {step.limit_s} s{copies}): {' '.join(step.command)[:160]}")
+            print(f"{step.name} (at most {step.limit_s} s{copies}): {' '.join(' '.join(step.command).split())[:160]}")
         return 0
     Path(options.out).mkdir(parents=True, exist_ok=True)
     runner = Runner(Path(options.out).resolve(), options.budget_s, say=lambda text: print(text, flush=True))

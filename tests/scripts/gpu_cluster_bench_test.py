@@ -93,6 +93,11 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(self.runner().run(step), "failed")
         self.assertIn("cannot start /no/such/program", self.runner().record(step)["detail"])
 
+    def test_a_program_that_finds_no_device_has_not_succeeded(self):
+        step = shell("blind", "echo 'skipped: no CUDA device'")
+        self.assertEqual(self.runner().run(step), "failed")
+        self.assertEqual(self.runner().record(step)["detail"], "the program found no CUDA device")
+
     def test_processes_are_told_who_they_are(self):
         step = shell(
             "ranks",
@@ -216,28 +221,36 @@ class ResultsTest(unittest.TestCase):
 class WholeTest(unittest.TestCase):
     """A run from end to end on stand-ins for the programs, one of which fails at first."""
 
-    PROGRAM = """#!/usr/bin/env python3
-import json, os, sys
-if "table" in sys.argv and "rs" in sys.argv and not os.path.exists("../again"):
-    open("../again", "w").close()
-    print("cannot"), sys.exit(3)
-name = sys.argv[sys.argv.index("--json") + 1] if "--json" in sys.argv else None
-ranks = int(sys.argv[sys.argv.index("--ranks") + 1]) if "--ranks" in sys.argv else 0
-if "table" in sys.argv:
-    op = sys.argv[sys.argv.index("--ops") + 1]
-    open(name, "w").write(json.dumps(CASE | {"op": op, "ranks": ranks}) + "\\n")
-elif "curves" in sys.argv:
-    open(name, "w").write(json.dumps(PROFILE))
-print("ran", sys.argv[1:])
+    PROGRAM = r"""#!/bin/bash
+part= op= ranks= name= words=
+while (($# > 0)); do
+  case $1 in
+    table | curves | topology) part=$1 ;;
+    --ops) op=$2 ;;
+    --ranks) ranks=$2 ;;
+    --json) name=$2 ;;
+  esac
+  words+=" '$1'"
+  shift
+done
+if [[ $part == table && $op == rs && ! -e ../again ]]; then
+  touch ../again
+  echo cannot
+  exit 3
+fi
+if [[ $part == table ]]; then sed "s/OP/$op/; s/\"RANKS\"/$ranks/" FOLDER/case.json > "$name"; fi
+if [[ $part == curves ]]; then cp FOLDER/profile.json "$name"; fi
+echo "ran$words"
 """
 
     def setUp(self):
         self._folder = tempfile.TemporaryDirectory()
         self.addCleanup(self._folder.cleanup)
         self.folder = Path(self._folder.name)
-        profile = ResultsTest().profile(2)
-        text = self.PROGRAM.replace("CASE", repr(case())).replace("PROFILE", repr(profile))
-        for name in ("bench/gpu/cluster_bench", "tests/gpu/flashoverlap_gpu_test"):
+        (self.folder / "profile.json").write_text(json.dumps(ResultsTest().profile(2)))
+        (self.folder / "case.json").write_text(json.dumps(case(op="OP", ranks="RANKS")) + "\n")
+        text = self.PROGRAM.replace("FOLDER", str(self.folder))
+        for name in bench.PROGRAMS:
             path = self.folder / "build" / name
             path.parent.mkdir(parents=True)
             path.write_text(text)
@@ -282,6 +295,16 @@ print("ran", sys.argv[1:])
         log = (self.folder / "out/table-2-ag/log.txt").read_text()
         self.assertIn("'--rehearse'", log)
         self.assertFalse(any("processes" in step["step"] for step in summary["steps"]))
+
+    def test_what_is_packed_runs_elsewhere(self):
+        for name in bench.PROGRAMS:  # any program will do, and has libraries
+            Path(self.folder / "build" / name).write_bytes(Path("/bin/bash").read_bytes())
+        self.assertEqual(self.run_it("--pack", str(self.folder / "packed")), 0)
+        packed = self.folder / "packed" / bench.PROGRAMS[0]
+        self.assertEqual(bench.subprocess.run([packed, "-c", "exit 3"]).returncode, 3)
+        names = {path.name for path in (self.folder / "packed").iterdir() if path.is_file()}
+        self.assertFalse([name for name in names if name.startswith(("libc.", "ld-"))])
+        self.assertTrue(any(name.startswith("libtinfo") for name in names), names)
 
     def test_what_cannot_run_says_why(self):
         self.gpus = 0
