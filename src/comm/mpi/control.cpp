@@ -24,9 +24,10 @@ void ControlChannel::send(int rank, const ControlMessage& message) {
   const Fixed fixed{message.kind, static_cast<std::int32_t>(message.error_kind), message.number};
   sent.bytes.assign(reinterpret_cast<const char*>(&fixed), sizeof(fixed));
   sent.bytes += message.text.substr(0, kMaxControlText);
-  check(MPI_Isend(sent.bytes.data(), static_cast<int>(sent.bytes.size()), MPI_BYTE, rank, kTag, communicator_,
-                  &sent.request),
-        "MPI_Isend");
+  if (MPI_Isend(sent.bytes.data(), static_cast<int>(sent.bytes.size()), MPI_BYTE, rank, kTag, communicator_,
+                &sent.request) != MPI_SUCCESS) {
+    outbox_.pop_back();
+  }
 }
 
 std::optional<ControlChannel::Received> ControlChannel::receive() {
@@ -51,8 +52,8 @@ bool ControlChannel::all_sent() {
   const std::lock_guard lock(mutex_);
   for (auto sent = outbox_.begin(); sent != outbox_.end();) {
     int is_done = 0;
-    check(MPI_Test(&sent->request, &is_done, MPI_STATUS_IGNORE), "MPI_Test");
-    sent = is_done != 0 ? outbox_.erase(sent) : std::next(sent);
+    const bool is_lost = MPI_Test(&sent->request, &is_done, MPI_STATUS_IGNORE) != MPI_SUCCESS;
+    sent = is_lost || is_done != 0 ? outbox_.erase(sent) : std::next(sent);
   }
   return outbox_.empty();
 }

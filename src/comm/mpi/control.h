@@ -19,13 +19,13 @@ enum class ControlKind : std::int32_t {
   kFailure,   ///< The world has failed: text says why.
   kQuestion,  ///< Where are you? Asked by a rank whose time-out is over.
   kAnswer,    ///< text says where.
-  kFinished,  ///< This rank makes no more calls.
+  kFinished,  ///< This rank makes no more calls. number: 1 when it cannot take part in MPI_Finalize, else 0.
 };
 
 struct ControlMessage {
   ControlKind kind = ControlKind::kHello;
   ErrorKind error_kind = ErrorKind::kCommunication;  ///< kFailure.
-  std::int64_t number = 0;                           ///< Of the question.
+  std::int64_t number = 0;                           ///< Of the question, or see kFinished.
   std::string text = {};                             ///< Cut to kMaxControlText.
 };
 
@@ -37,6 +37,8 @@ class ControlChannel {
  public:
   explicit ControlChannel(MPI_Comm communicator) : communicator_(communicator) {}
 
+  /// A message to a rank that cannot be reached is lost, as one to a rank that has died since would be: who
+  /// waits for its answer has a time-out.
   void send(int rank, const ControlMessage& message);
   struct Received {
     int rank;

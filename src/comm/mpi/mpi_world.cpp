@@ -100,7 +100,7 @@ void MpiWorld::finish() noexcept {
     const std::lock_guard lock(mutex_);
     if (std::exchange(has_finished_, true)) return;
   }
-  tell_all({.kind = ControlKind::kFinished});
+  tell_all({.kind = ControlKind::kFinished, .number = Service::instance().has_lost_rank() ? 1 : 0});
 }
 
 // Bookkeeping.
@@ -226,6 +226,10 @@ void MpiWorld::take(const ControlChannel::Received& received) {
     case ControlKind::kQuestion:
       return control_.send(rank,
                            {.kind = ControlKind::kAnswer, .number = message.number, .text = own_state()});
+    case ControlKind::kFinished:
+      // MPI_Finalize waits for all ranks, so all must go there or none.
+      if (message.number != 0) Service::instance().note_lost_rank();
+      break;
     default:
       break;
   }

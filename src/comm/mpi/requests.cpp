@@ -11,17 +11,19 @@ namespace flashoverlap::comm::mpi {
 
 void Requests::send(const void* data, std::int64_t bytes, int peer, int tag, Then then) {
   MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_, &request), "MPI_Isend");
-  add(request, {false, peer, std::move(then)});
+  add(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_, &request), request,
+      {false, peer, std::move(then)});
 }
 
 void Requests::receive(void* data, std::int64_t bytes, int peer, int tag, Then then) {
   MPI_Request request = MPI_REQUEST_NULL;
-  check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_, &request), "MPI_Irecv");
-  add(request, {true, peer, std::move(then)});
+  add(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_, &request), request,
+      {true, peer, std::move(then)});
 }
 
-void Requests::add(MPI_Request request, Message message) {
+// A rank that has just died may show as an error of the very call that starts a message to it.
+void Requests::add(int code, MPI_Request request, Message message) {
+  if (code != MPI_SUCCESS) return note_error(message, code);
   requests_.push_back(request);
   messages_.push_back(std::move(message));
 }

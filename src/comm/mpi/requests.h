@@ -42,7 +42,7 @@ class Requests {
     int peer;
     Then then;
   };
-  void add(MPI_Request request, Message message);
+  void add(int code, MPI_Request request, Message message);
   void note_error(const Message& message, int code);
 
   MPI_Comm communicator_;

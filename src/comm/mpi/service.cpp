@@ -83,6 +83,11 @@ void Service::note_lost_rank() {
   has_lost_rank_ = true;
 }
 
+bool Service::has_lost_rank() {
+  const std::lock_guard lock(mutex_);
+  return has_lost_rank_;
+}
+
 bool Service::stop(std::chrono::milliseconds patience) {
   for (const auto& world : worlds()) world->finish();
   const bool good = wait_for_good_end(patience);
@@ -92,7 +97,7 @@ bool Service::stop(std::chrono::milliseconds patience) {
   }
   woken_.notify_all();
   if (thread_.joinable()) thread_.join();
-  return good && !has_lost_rank_;
+  return good && !has_lost_rank();
 }
 
 bool Service::wait_for_good_end(std::chrono::milliseconds patience) {

@@ -20,13 +20,14 @@ class Service {
   void add(std::shared_ptr<MpiWorld> world);
   void wake();
 
-  /// Some rank will not take part in MPI_Finalize.
+  /// Some rank will not take part in MPI_Finalize: it is gone, or messages of its own never end.
   void note_lost_rank();
+  [[nodiscard]] bool has_lost_rank();
 
-  /// Says good-bye and stops. True when all worlds came to a good end: all of their ranks have finished.
-  /// While a rank is at work and answers, this waits for it. False when one does not answer after `patience`,
-  /// when one has not finished 4 s after a failure (then the others have seen it too), or when this rank's
-  /// own calls are still in flight.
+  /// Says good-bye and stops. True when all worlds came to a good end: all of their ranks have finished, and
+  /// take part in MPI_Finalize. While a rank is at work and answers, this waits for it. False when one does
+  /// not answer after `patience`, when one has not finished 4 s after a failure (then the others have seen it
+  /// too), or when a rank is lost.
   bool stop(std::chrono::milliseconds patience);
 
  private:
