@@ -15,9 +15,9 @@
 #include <thread>
 #include <vector>
 
+#include "failures/work.h"
 #include "flashoverlap/in_process.h"
 #include "flashoverlap/mpi.h"
-#include "flashoverlap/operators.h"
 
 namespace flashoverlap::test {
 namespace {
@@ -27,18 +27,13 @@ using namespace std::chrono_literals;
 struct Options {
   std::string fault;  // none, throw, exit, kill, stop, cut, slow, wrong-plan, out-of-memory
   std::string stage;  // start, planned, group, last
-  std::string op;     // gemm-all-reduce, gemm-reduce-scatter, gemm-all-to-all, all-gather-gemm, tail-free
+  std::string op;     // see make_work
   int victim = 1;
   int ranks = 0;  // threads; 0: this process is one rank of an MPI job
   std::chrono::milliseconds timeout{2000};
   std::string folder;  // for what happened
 };
 
-// 48 tiles, whoever owns the rows: three groups of 16 waves.
-constexpr std::int64_t kM = 192;
-constexpr std::int64_t kN = 64;
-constexpr std::int64_t kK = 16;
-constexpr std::int64_t kTile = 16;
 constexpr std::int64_t kTransferInTheMiddle = 1;
 constexpr int kCalls = 3;
 
@@ -105,64 +100,7 @@ class Fault {
   std::atomic<bool> has_happened_{false};
 };
 
-std::unique_ptr<GemmOperator> make_operator(Context& context, const Options& options, bool with_wrong_plan) {
-  GemmOptions gemm{.m = kM, .n = kN, .k = kK, .tile_m = kTile, .tile_n = kTile};
-  if (with_wrong_plan) gemm.tile_n = 2 * kTile;
-  if (options.op == "all-gather-gemm") return std::make_unique<AllGatherGemm>(context, gemm);
-  if (options.op == "tail-free") {
-    return std::make_unique<GemmReduceScatter>(context, gemm, OverlapMethod::kTailFree);
-  }
-  gemm.partition = {16, 16, 16};
-  if (options.op == "gemm-all-reduce") return std::make_unique<GemmAllReduce>(context, gemm);
-  if (options.op == "gemm-reduce-scatter") return std::make_unique<GemmReduceScatter>(context, gemm);
-  std::vector<std::int32_t> destinations;
-  for (std::int64_t row = 0; row < kM; ++row) {
-    destinations.push_back(static_cast<std::int32_t>(row % context.communicator().size()));
-  }
-  return std::make_unique<GemmAllToAll>(context, gemm, destinations);
-}
-
-/// A[i,k] = 1 and B[n,k] = rank + 1 + n: every result is known. What a gather brings is not there before it.
-struct Matrices {
-  std::vector<float> a = std::vector<float>(kM * kK, 1.0F);
-  std::vector<float> b = std::vector<float>(kN * kK);
-  std::vector<float> out;
-  Matrices(int rank, std::int64_t rows) : out(static_cast<std::size_t>(rows * kN)) {
-    for (std::size_t i = 0; i < b.size(); ++i)
-      b[i] = static_cast<float>(rank + 1) + static_cast<float>(i / kK);
-  }
-  void poison(const GemmOperator& op) {
-    std::fill(out.begin(), out.end(), -1.0F);
-    if (const auto* gather = dynamic_cast<const AllGatherGemm*>(&op)) {
-      std::fill(a.begin(), a.end(), -1.0F);
-      const auto own = a.begin() + gather->first_row() * kK;
-      std::fill(own, own + gather->num_rows() * kK, 1.0F);
-    }
-  }
-};
-
-bool is_right(const Matrices& matrices, const Options& options, GemmOperator& op, int own_rank, int ranks) {
-  const std::int64_t rows = op.output_rows();
-  for (std::int64_t row = 0; row < rows; ++row) {
-    for (std::int64_t col = 0; col < kN; ++col) {
-      float expected = 0;
-      if (options.op == "all-gather-gemm") {
-        expected = kK * static_cast<float>(own_rank + 1 + col);
-      } else if (options.op == "gemm-all-to-all") {
-        // Rows come from rank 0, 1, … in equal shares.
-        const auto source = static_cast<float>(row / (rows / ranks));
-        expected = kK * (source + 1 + static_cast<float>(col));
-      } else {
-        for (int rank = 0; rank < ranks; ++rank) expected += kK * (static_cast<float>(rank + 1 + col));
-      }
-      if (matrices.out[static_cast<std::size_t>(row * kN + col)] != expected) return false;
-    }
-  }
-  return true;
-}
-
 void run_calls(const std::shared_ptr<Communicator>& communicator, const Options& options, Fault& fault) {
-  const int rank = communicator->rank();
   fault.at("start");
   ContextOptions context_options;
   context_options.num_threads = 1;
@@ -177,22 +115,10 @@ void run_calls(const std::shared_ptr<Communicator>& communicator, const Options&
   Context context(communicator, context_options);
   const bool wrong = fault.is_victim() && options.fault == "wrong-plan";
   if (wrong) write(options, "fault", options.fault);
-  const auto op = make_operator(context, options, wrong);
+  const auto work = make_work(context, options.op, wrong);
   fault.at("planned");
-  Matrices matrices(rank, op->output_rows());
-  Operands operands;
-  operands.a = matrices.a.data();
-  operands.lda = kK;
-  operands.b = matrices.b.data();
-  operands.ldb = kK;
-  operands.out = matrices.out.data();
-  operands.ldo = kN;
   for (int call = 0; call < kCalls; ++call) {
-    matrices.poison(*op);
-    (*op)(operands);
-    if (!is_right(matrices, options, *op, rank, communicator->size())) {
-      throw std::logic_error("a result is wrong");
-    }
+    work->call();
     fault.at("last");
   }
 }
