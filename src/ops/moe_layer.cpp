@@ -72,12 +72,15 @@ MoeLayer::MoeLayer(Context& context, const MoeLayerOptions& options) {
   ops::agree(context.communicator(), name, [&]() -> ops::Ticket {
     check_options(options, context.communicator());
     state_ = std::make_unique<State>(context, options);
-    return {.agreement = state_->agreement("layer", 0, Method::kOverlap),
-            .description =
-                fmt::format("{}, {}, {}, {}, capacity {}, {} bands a segment, {} consumers", state_->label(),
-                            name_of(options.padding), name_of(options.order), name_of(options.transport),
-                            options.capacity, options.segment_bands, options.consumers),
-            .payload = {}};
+    return {
+        .agreement = state_->agreement("layer", 0, Method::kOverlap),
+        .description = fmt::format(
+            "{}, {}{}, tile {}x{}, {}, {}, {}, capacity {}, {} bands a segment, {} consumers, {} groups{}",
+            state_->label(), options.gated ? "gated " : "", name_of(options.activation), options.tile_m,
+            options.tile_n, name_of(options.padding), name_of(options.order), name_of(options.transport),
+            options.capacity, options.segment_bands, options.consumers, options.collective_groups,
+            options.adapt ? ", adaptive" : ""),
+        .payload = {}};
   });
 }
 

@@ -261,6 +261,10 @@ TEST(MoeErrors, Options) {
   EXPECT_THAT(message([](auto& o, int) { o.consumers = 17; }), HasSubstr("at most 16 are expected"));
   EXPECT_THAT(message([](auto& o, int rank) { o.capacity = rank; }),
               AllOf(HasSubstr("ranks disagree"), HasSubstr("capacity 0"), HasSubstr("capacity 1")));
+  EXPECT_THAT(message([](auto& o, int rank) { o.tile_m = rank == 1 ? 32 : 16; }),
+              AllOf(HasSubstr("ranks disagree"), HasSubstr("tile 16x"), HasSubstr("tile 32x")));
+  EXPECT_THAT(message([](auto& o, int rank) { o.gated = rank == 0; }),
+              AllOf(HasSubstr("f32, gated "), HasSubstr("rank 1 has moe-layer")));
   EXPECT_THAT(message([](auto& o, int) { o.padding = MoePadding::kShared; }),
               HasSubstr("needs order 'expert-major'"));
   EXPECT_THAT(message([](auto& o, int) { o.controller.max_consumers = 0; }),
