@@ -239,7 +239,7 @@ def plan_steps(options, gpus):
     steps = [
         Step("topology", ["bash", "-c", TOPOLOGY], 30),
         Step("devices", [bench, "topology", "--json", "devices.json"], 30),
-        Step("tests-threads", [test, *devices, ALL_TESTS], 120),
+        Step("tests-threads", [test, *devices, ALL_TESTS], 150),
     ]
     for world in worlds:
         steps.append(curve_step(bench, world, place))
@@ -274,7 +274,7 @@ fi
 def curve_step(bench, world, place):
     return Step(
         f"curves-{world}",
-        [bench, "curves", "--ranks", world, *place, "--json", "profile.json"],
+        [bench, "curves", "--ranks", world, *place, "--sms-communication", "24,16,8", "--json", "profile.json"],
         45,
     )
 

@@ -15,7 +15,7 @@ struct CurveSettings {
   bool rehearse = false;                   ///< All ranks on one GPU.
 };
 
-/// A profile with measured provenance: GEMM kernels fitted to the signal GEMM on what the smallest entry of
+/// A profile with measured provenance: GEMM kernels fitted to the signal GEMM on what the first entry of
 /// communication_sms leaves, curves of all-reduce, reduce-scatter, all-gather, all-to-all and of a send with
 /// a receive ("send"), and of peer copies by the copy engine ("put", no SMs), all ranks at once, the slowest
 /// rank's time.
