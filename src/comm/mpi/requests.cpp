@@ -11,14 +11,14 @@ namespace flashoverlap::comm::mpi {
 
 void Requests::send(const void* data, std::int64_t bytes, int peer, int tag, Then then) {
   MPI_Request request = MPI_REQUEST_NULL;
-  add(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_, &request), request,
-      {false, peer, std::move(then)});
+  const int code = MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_, &request);
+  add(code, request, {false, peer, std::move(then)});
 }
 
 void Requests::receive(void* data, std::int64_t bytes, int peer, int tag, Then then) {
   MPI_Request request = MPI_REQUEST_NULL;
-  add(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_, &request), request,
-      {true, peer, std::move(then)});
+  const int code = MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, communicator_, &request);
+  add(code, request, {true, peer, std::move(then)});
 }
 
 // A rank that has just died may show as an error of the very call that starts a message to it.
