@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _core
+from ._devices import HOST, empty_on_gpu, framework_of, require_device, view_cuda_interface
 from .errors import ArgumentTypeError, BadArgumentError, UnsupportedError
 
-_CPU_DEVICES = (1, 3)  # DLPack: kDLCPU, kDLCUDAHost (pinned host memory)
-_DEVICE_NAMES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed"}
 _NAMES = {
     "float32": "f32",
     "f32": "f32",
@@ -33,29 +32,6 @@ def dtype_name(dtype: Any) -> str:
     return _NAMES[text]
 
 
-def framework_of(array: Any) -> str:
-    """The top-level module of the array's class: "numpy", "torch", "jax", "cupy", …"""
-    module = type(array).__module__.partition(".")[0]
-    return "jax" if module == "jaxlib" else module
-
-
-def _require_host_memory(array: Any, name: str) -> None:
-    device_of = getattr(array, "__dlpack_device__", None)
-    if device_of is not None and framework_of(array) != "numpy":
-        kind, index = (int(part) for part in device_of())
-        if kind not in _CPU_DEVICES:
-            label = _DEVICE_NAMES.get(kind, f"DLPack device type {kind}")
-            raise BadArgumentError(
-                f"{name} is on device {label}:{index}; the communicator computes on the CPU, so expected an array "
-                "in host memory (this build of the Python package has no GPU communicator)"
-            )
-    elif hasattr(array, "__cuda_array_interface__"):
-        raise BadArgumentError(
-            f"{name} ({type(array).__name__}) is in CUDA memory; the communicator computes on the CPU, so expected "
-            "an array in host memory"
-        )
-
-
 def _view_of_numpy(array: Any, name: str, writable: bool) -> _core.Array:
     dtype = getattr(array.dtype, "name", str(array.dtype))
     if dtype not in ("float32", "float16", "bfloat16") or not array.dtype.isnative:
@@ -67,10 +43,10 @@ def _view_of_numpy(array: Any, name: str, writable: bool) -> _core.Array:
         raise BadArgumentError(f"{name} has strides {array.strides} bytes; expected multiples of {array.itemsize}")
     address, _ = array.__array_interface__["data"]
     strides = [stride // array.itemsize for stride in array.strides]
-    return _core.Array.from_address(address, list(array.shape), strides, _NAMES[dtype], name, writable)
+    return _core.Array.from_address(address, list(array.shape), strides, _NAMES[dtype], name, writable, HOST)
 
 
-def _view_of_dlpack(array: Any, name: str, writable: bool) -> _core.Array:
+def _view_of_lender(array: Any, name: str, writable: bool, device: int) -> _core.Array:
     if framework_of(array) == "torch":
         if array.requires_grad and sys.modules["torch"].is_grad_enabled():
             raise BadArgumentError(
@@ -81,10 +57,25 @@ def _view_of_dlpack(array: Any, name: str, writable: bool) -> _core.Array:
         raise BadArgumentError(f"{name} is a JAX array, which is read-only; expected a writable array, or none")
     if dtype_text(array) not in ("float32", "float16", "bfloat16"):
         raise ArgumentTypeError(f"{name} has type {dtype_text(array)}; expected float32, float16 or bfloat16")
+    if device != HOST and framework_of(array) == "torch":
+        # Not by DLPack, which would make streams wait for each other: the call goes into the stream that is current.
+        shape, strides = list(array.shape), list(array.stride())
+        return _core.Array.from_address(
+            array.data_ptr(), shape, strides, _NAMES[dtype_text(array)], name, writable, device
+        )
+    return _view_of_dlpack(array, name, writable, device)
+
+
+def _view_of_dlpack(array: Any, name: str, writable: bool, device: int) -> _core.Array:
     try:
+        source = array
+        if device != HOST:
+            if hasattr(array, "block_until_ready"):  # JAX
+                array.block_until_ready()
+            source = array.__dlpack__(stream=-1)
         if writable:
-            return _core.Array.from_writable_dlpack(array, name)
-        return _core.Array.from_dlpack(array, name)
+            return _core.Array.from_writable_dlpack(source, name)
+        return _core.Array.from_dlpack(source, name)
     except TypeError as error:  # What its own class refuses comes so too.
         what = "read-only, or cannot be shared" if writable else "not to be shared"
         raise BadArgumentError(f"{name} ({type(array).__name__}) is {what} through DLPack") from error
@@ -97,29 +88,35 @@ def dtype_text(array: Any) -> str:
     return str(getattr(dtype, "name", dtype)).rpartition(".")[2]
 
 
-def view(array: Any, name: str, *, ndim: int, writable: bool = False) -> _core.Array:
-    """Where ``array`` is. The caller keeps ``array`` alive as long as the view is used."""
+def view(array: Any, name: str, *, ndim: int, writable: bool = False, device: int = HOST) -> _core.Array:
+    """Where ``array`` is, which must be on ``device``. The caller keeps it alive as long as the view is used."""
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(array, numpy.ndarray):
-        _require_ndim(array.shape, name, ndim)
-        return _view_of_numpy(array, name, writable)
-    if not hasattr(array, "__dlpack__") and not hasattr(array, "__cuda_array_interface__"):
+    is_numpy = numpy is not None and isinstance(array, numpy.ndarray)
+    if not any(hasattr(array, how) for how in ("__dlpack__", "__cuda_array_interface__")):
         raise ArgumentTypeError(
             f"{name} is a {type(array).__name__}; expected an array (NumPy, PyTorch, JAX, or anything with __dlpack__)"
         )
-    _require_host_memory(array, name)
-    if not hasattr(array, "__dlpack__"):
-        raise UnsupportedError(f"{name} ({type(array).__name__}) has no __dlpack__")
+    if not is_numpy or device != HOST:
+        require_device(array, name, device)
     shape = getattr(array, "shape", None)
     if shape is not None:
         _require_ndim(shape, name, ndim)
-    made = _view_of_dlpack(array, name, writable)
+    if is_numpy:
+        return _view_of_numpy(array, name, writable)
+    if hasattr(array, "__cuda_array_interface__") and framework_of(array) != "torch":
+        made = view_cuda_interface(array, name, device, writable)
+    elif hasattr(array, "__dlpack__"):
+        made = _view_of_lender(array, name, writable, device)
+    else:
+        raise UnsupportedError(f"{name} ({type(array).__name__}) has no __dlpack__")
     _require_ndim(made.shape, name, ndim)
     return made
 
 
-def optional_view(array: Any, name: str, *, ndim: int, writable: bool = False) -> _core.Array | None:
-    return None if array is None else view(array, name, ndim=ndim, writable=writable)
+def optional_view(
+    array: Any, name: str, *, ndim: int, writable: bool = False, device: int = HOST
+) -> _core.Array | None:
+    return None if array is None else view(array, name, ndim=ndim, writable=writable, device=device)
 
 
 def _require_ndim(shape: Sequence[int], name: str, ndim: int) -> None:
@@ -150,11 +147,13 @@ def require_dense_rows(array: _core.Array | None) -> None:
         )
 
 
-def empty_like(array: Any, shape: Sequence[int]) -> Any:
+def empty_like(array: Any, shape: Sequence[int], device: int = HOST) -> Any:
     """A new array of the same framework, type and device, uninitialised."""
     framework = framework_of(array)
     if framework == "torch":
         return array.new_empty(tuple(shape))
+    if device != HOST:
+        return empty_on_gpu(array, tuple(shape), device)
     import numpy as np
 
     if framework == "jax":
@@ -168,7 +167,7 @@ def empty_like(array: Any, shape: Sequence[int]) -> Any:
 
 def like_framework(result: Any, array: Any) -> Any:
     """``result`` of ``empty_like(array)``, in the framework of ``array``."""
-    if framework_of(array) == "jax":
+    if framework_of(array) == "jax" and framework_of(result) == "numpy":
         import jax.numpy as jnp
 
         return jnp.asarray(result)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from . import _arrays, _core
 from ._agreement import require_communicator
+from ._devices import HOST, hold, stream_of
 from ._options import ACTIVATIONS, Partition, Tile, carried_out, count, partition_list, tile_list
 from .errors import ArgumentTypeError, BadArgumentError
 from .planning import Plan
@@ -145,12 +146,13 @@ class Inputs:
     bias: _core.Array | None
     rms_norm_weight: _core.Array | None
     columns: int  # Of the output.
+    device: int = HOST
     stream: int = 0
     owners: list[Any] = field(default_factory=list)
 
 
-def view_matrices(a: Any, b: Any) -> tuple[_core.Array, _core.Array]:
-    a_view, b_view = _arrays.view(a, "a", ndim=2), _arrays.view(b, "b", ndim=2)
+def view_matrices(a: Any, b: Any, device: int) -> tuple[_core.Array, _core.Array]:
+    a_view, b_view = (_arrays.view(array, name, ndim=2, device=device) for array, name in ((a, "a"), (b, "b")))
     if a_view.shape[1] != b_view.shape[1]:
         raise BadArgumentError(
             f"a has shape {list(a_view.shape)} and b {list(b_view.shape)}; expected a [m, k] and b [n, k]"
@@ -159,18 +161,24 @@ def view_matrices(a: Any, b: Any) -> tuple[_core.Array, _core.Array]:
     return a_view, b_view
 
 
-def view_inputs(a: Any, b: Any, epilogue: Epilogue, columns: int | None = None) -> Inputs:
+def view_inputs(
+    a: Any, b: Any, epilogue: Epilogue, stream: Any, comm: Communicator, columns: int | None = None
+) -> Inputs:
     """columns: of the output, where b has not as many rows."""
     epilogue.check()
-    a_view, b_view = view_matrices(a, b)
+    device = comm._device
+    handle = stream_of(stream, a, device)
+    a_view, b_view = view_matrices(a, b, device)
     n = b_view.shape[0] if columns is None else columns
     inputs = Inputs(
         a=a_view,
         b=b_view,
-        bias=_arrays.optional_view(epilogue.bias, "bias", ndim=1),
-        rms_norm_weight=_arrays.optional_view(epilogue.rms_norm_weight, "rms_norm_weight", ndim=1),
+        bias=_arrays.optional_view(epilogue.bias, "bias", ndim=1, device=device),
+        rms_norm_weight=_arrays.optional_view(epilogue.rms_norm_weight, "rms_norm_weight", ndim=1, device=device),
         columns=n,
-        owners=[a, b, epilogue],
+        device=device,
+        stream=handle,
+        owners=[a, b, epilogue.bias, epilogue.rms_norm_weight],
     )
     meaning = "[n]" if columns is None else "[columns of this rank]"
     for array in (inputs.bias, inputs.rms_norm_weight):
@@ -190,12 +198,13 @@ class Outputs:
 def view_outputs(a: Any, inputs: Inputs, out: Any, epilogue: Epilogue, rows: int) -> Outputs:
     shape = [rows, inputs.columns]
     if out is None:
-        out = _arrays.empty_like(a, shape)
+        out = _arrays.empty_like(a, shape, inputs.device)
+    written: dict[str, Any] = {"ndim": 2, "writable": True, "device": inputs.device}
     outputs = Outputs(
         out=out,
-        out_view=_arrays.view(out, "out", ndim=2, writable=True),
-        residual=_arrays.optional_view(epilogue.residual, "residual", ndim=2),
-        residual_out=_arrays.optional_view(epilogue.residual_out, "residual_out", ndim=2, writable=True),
+        out_view=_arrays.view(out, "out", **written),
+        residual=_arrays.optional_view(epilogue.residual, "residual", ndim=2, device=inputs.device),
+        residual_out=_arrays.optional_view(epilogue.residual_out, "residual_out", **written),
     )
     for array in (outputs.out_view, outputs.residual, outputs.residual_out):
         _arrays.require_shape(array, shape, "[output rows, n]")
@@ -203,11 +212,6 @@ def view_outputs(a: Any, inputs: Inputs, out: Any, epilogue: Epilogue, rows: int
     _arrays.require_dense_rows(outputs.out_view)
     _arrays.require_dense_rows(outputs.residual_out)
     return outputs
-
-
-def check_stream(stream: Any) -> None:
-    if stream is not None:
-        raise BadArgumentError(f"stream is {stream!r}; calls on the CPU have none, expected None")
 
 
 def run(
@@ -229,8 +233,12 @@ def run(
         inputs.rms_norm_weight,
         float(epilogue.rms_norm_eps),
         how,
+        inputs.stream,
         timeline,
     )
+    if inputs.device != HOST:  # The call has been put into the stream, no more.
+        arrays = [*inputs.owners, outputs.out, epilogue.residual, epilogue.residual_out]
+        hold((array for array in arrays if array is not None), inputs.stream, inputs.device)
 
 
 class GemmOperator:
@@ -287,9 +295,8 @@ class GemmOperator:
         timeline: what ran where and when is added to it.
         """
         how = carried_out(method)
-        check_stream(stream)
         applied = Epilogue.of(epilogue)
-        inputs = view_inputs(a, b, applied, self._columns())
+        inputs = view_inputs(a, b, applied, stream, self.comm, self._columns())
         self._require_problem(inputs)
         outputs = view_outputs(a, inputs, out, applied, self.output_rows)
         run(self._core, inputs, outputs, applied, how, timeline)

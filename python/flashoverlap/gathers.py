@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _arrays, _core
 from ._agreement import agree, operator_for, require_communicator
+from ._devices import HOST, stream_of
 from ._gemm import (
     Epilogue,
     EpilogueArguments,
@@ -16,7 +17,6 @@ from ._gemm import (
     Inputs,
     Outputs,
     Shape,
-    check_stream,
     run,
     shape_of,
     view_inputs,
@@ -44,19 +44,21 @@ class _GatheringGemm(GemmOperator):
     def _total(self) -> int:
         return self._shape.m if self._SPREAD == "a" else self._shape.n
 
-    def __call__(self, a: Any, b: Any, *, gathered: Any = None, **options: Any) -> Any:
+    def __call__(self, a: Any, b: Any, *, gathered: Any = None, stream: Any = None, **options: Any) -> Any:
         """The spread matrix is given as this rank's slice. gathered: C-contiguous, gets all slices of it."""
         mine = a if self._SPREAD == "a" else b
         whole_shape = [self._total(), self._shape.k]
-        whole = _arrays.empty_like(mine, whole_shape) if gathered is None else gathered
-        slice_view = _arrays.view(mine, self._SPREAD, ndim=2)
+        device = self.comm._device
+        handle = stream_of(stream, mine, device)
+        whole = _arrays.empty_like(mine, whole_shape, device) if gathered is None else gathered
+        slice_view = _arrays.view(mine, self._SPREAD, ndim=2, device=device)
         _arrays.require_shape(slice_view, [self._rows, self._shape.k], "[rows of this rank, k]")
-        whole_view = _arrays.view(whole, "gathered", ndim=2, writable=True)
+        whole_view = _arrays.view(whole, "gathered", ndim=2, writable=True, device=device)
         _arrays.require_dtype(whole_view, slice_view)
         _arrays.require_shape(whole_view, whole_shape, "[all rows, k]")
-        self._core.place_slice(slice_view, whole_view)
+        self._core.place_slice(slice_view, whole_view, handle)
         matrices = (whole, b) if self._SPREAD == "a" else (a, whole)
-        out = super().__call__(*matrices, **options)
+        out = super().__call__(*matrices, stream=stream if device == HOST else handle, **options)
         return _arrays.like_framework(out, a) if options.get("out") is None else out
 
 
@@ -131,9 +133,9 @@ class _Call:
 
     def check(self) -> tuple[Shape, str, str]:
         how = carried_out(self.method)
-        check_stream(self.stream)
+        stream_of(self.stream, self.a, self.comm._device)
         self.epilogue.check()
-        a, b = view_matrices(self.a, self.b)
+        a, b = view_matrices(self.a, self.b, self.comm._device)
         m, k = a.shape
         shape = shape_of(self.operation, m, b.shape[0], k, a.dtype, tile=self.tile)
         return shape, f"{shape} method={how}", str(m if self.spreads_a else b.shape[0])
@@ -142,15 +144,16 @@ class _Call:
         """The views of this rank's slice, of the whole matrix, and of the operands, of which that is one."""
         spread, name = (self.a, "a") if self.spreads_a else (self.b, "b")
         rows = shape.m if self.spreads_a else shape.n
-        whole = _arrays.empty_like(spread, [rows, shape.k]) if self.gathered is None else self.gathered
-        slice_view = _arrays.view(spread, name, ndim=2)
-        whole_view = _arrays.view(whole, "gathered", ndim=2, writable=True)
+        device = self.comm._device
+        whole = _arrays.empty_like(spread, [rows, shape.k], device) if self.gathered is None else self.gathered
+        slice_view = _arrays.view(spread, name, ndim=2, device=device)
+        whole_view = _arrays.view(whole, "gathered", ndim=2, writable=True, device=device)
         _arrays.require_shape(whole_view, [rows, shape.k], "[m, k]" if self.spreads_a else "[n, k]")
         _arrays.require_dtype(whole_view, slice_view)
         if not whole_view.is_dense:
             raise BadArgumentError(f"{whole_view!r} has gaps; expected a C-contiguous array")
         a, b = (whole, self.b) if self.spreads_a else (self.a, whole)
-        inputs = view_inputs(a, b, self.epilogue)
+        inputs = view_inputs(a, b, self.epilogue, self.stream, self.comm)
         outputs = view_outputs(self.a, inputs, self.out, self.epilogue, shape.m)
         for written in (outputs.out_view, outputs.residual_out):
             if written is not None and written.overlaps(slice_view):
@@ -165,7 +168,7 @@ class _Call:
         shape = replace(shape, m=m, n=n, row_sizes=sizes)
         (mine, whole, inputs, outputs), _ = agree(self.comm, self.operation, lambda: self.prepare(shape))
         operator: GemmOperator = operator_for(self.comm, shape, lambda: GemmOperator(self.comm, shape))
-        operator._core.place_slice(mine, whole)
+        operator._core.place_slice(mine, whole, inputs.stream)
         run(operator._core, inputs, outputs, self.epilogue, carried_out(self.method))
         return _arrays.like_framework(outputs.out, self.a) if self.out is None else self.out
 

@@ -15,11 +15,9 @@ from ._gemm import (
     Inputs,
     Outputs,
     Shape,
-    check_stream,
     run,
     shape_of,
     view_inputs,
-    view_matrices,
     view_outputs,
 )
 from ._options import Tile, carried_out, share, slice_sizes
@@ -105,11 +103,10 @@ def gemm_all_to_all_heads(
 
     def check() -> tuple[tuple[Shape, Inputs], str, str]:
         how = carried_out(method)
-        check_stream(stream)
-        m, k = view_matrices(a, b)[0].shape
-        n = _arrays.view(b, "b", ndim=2).shape[0]
+        n = _arrays.view(b, "b", ndim=2, device=comm._device).shape[0]
         sizes = slice_sizes(columns, "columns", comm.size)
-        inputs = view_inputs(a, b, applied, _size(sizes, n, comm))
+        inputs = view_inputs(a, b, applied, stream, comm, _size(sizes, n, comm))
+        m, k = inputs.a.shape
         shape = shape_of(operation, m, n, k, inputs.a.dtype, tile=tile, column_sizes=sizes)
         return (shape, inputs), f"{shape} method={how}", str(m)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from . import _arrays, _core
 from ._agreement import agree, operator_for, require_communicator
-from ._gemm import check_stream
+from ._devices import HOST, framework_of, stream_of
 from ._options import carried_out, count, integers, tile_list
-from .errors import ArgumentTypeError, BadArgumentError
+from .errors import ArgumentTypeError, BadArgumentError, UnsupportedError
 from .planning import Plan
 from .ranks import Communicator
 
@@ -114,6 +114,8 @@ class MoeLayer:
         controller: Mapping[str, float] | None = None,
     ) -> None:
         require_communicator(comm)
+        if comm.device is not None:
+            raise UnsupportedError(f"the MoE layer computes on the CPU; comm is on CUDA device {comm.device}")
         self.comm = comm
         self.hidden, self.intermediate, self.num_experts = int(hidden), int(intermediate), int(num_experts)
         self.gated = bool(gated)
@@ -271,7 +273,7 @@ class MoeLayer:
 
 def _concatenated(w_gate: Any, w_up: Any) -> Any:
     """[local experts, 2 I, H]."""
-    if _arrays.framework_of(w_up) == "torch":
+    if framework_of(w_up) == "torch":
         import torch
 
         return torch.cat([w_gate, w_up], 1)
@@ -313,7 +315,7 @@ def moe_layer(
 
     def check() -> tuple[tuple[Routing, dict[str, Any], Any], str, str]:
         how = carried_out(method)
-        check_stream(stream)
+        stream_of(stream, x, HOST)
         x_view = _arrays.view(x, "x", ndim=2)
         up = _arrays.view(w_up, "w_up", ndim=3)
         experts, intermediate, hidden = up.shape

@@ -24,7 +24,6 @@ from ._gemm import (
     Inputs,
     Outputs,
     Shape,
-    check_stream,
     run,
     shape_of,
     view_inputs,
@@ -186,8 +185,7 @@ class _Call:
 
     def check(self) -> tuple[tuple[Shape, Inputs, Outputs | None, list[int]], str, str]:
         how = carried_out(self.method, _methods_of(self.operation))
-        check_stream(self.stream)
-        inputs = view_inputs(self.a, self.b, self.epilogue)
+        inputs = view_inputs(self.a, self.b, self.epilogue, self.stream, self.comm)
         m, k = inputs.a.shape
         shape = shape_of(
             self.operation,
@@ -201,20 +199,20 @@ class _Call:
             overlap=_overlap_of(self.operation, self.method),
             row_sizes=slice_sizes(self.row_sizes, "rows", self.comm.size),
         )
-        destinations = self.check_destinations(m)
+        destinations = self.check_destinations(inputs.a)
         rows = self.rows_known(shape)
         outputs = None if rows is None else self.view_outputs(inputs, rows)
         own = hashlib.sha256(repr(destinations).encode()).hexdigest() if self.destinations is not None else ""
         return (shape, inputs, outputs, destinations), f"{shape} method={how}", own
 
-    def check_destinations(self, m: int) -> list[int]:
+    def check_destinations(self, a: _core.Array) -> list[int]:
         if self.operation != "gemm-all-to-all":
             return []
         destinations = _destination_list(self.destinations, self.comm.size)
-        if len(destinations) != m:
+        if len(destinations) != a.shape[0]:
             raise BadArgumentError(
-                f"destinations has {len(destinations)} entries; expected one for each of the {m} rows of a "
-                f"{_arrays.view(self.a, 'a', ndim=2).shape}"
+                f"destinations has {len(destinations)} entries; expected one for each of the {a.shape[0]} rows of a "
+                f"{list(a.shape)}"
             )
         return destinations
 

@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from . import _core
+from ._devices import HOST
 from .errors import BadArgumentError, CommunicationError, RankError, TimeoutError, UnsupportedError
 
 Result = TypeVar("Result")
+
+_COMMUNICATION_SMS = 16  # As CudaOptions has it.
 
 
 class Communicator:
@@ -30,8 +33,11 @@ class Communicator:
         num_threads: int = 0,
         workspace_limit_bytes: int = 0,
         poison_workspace: bool = False,
+        place: _core.GpuPlace | None = None,
     ) -> None:
         self._core = core
+        self._place = place
+        self._device = HOST if place is None else place.device
         self._rank = core.rank  # Plain numbers: torch.compile can look at them.
         self._size = core.size
         self._num_threads = num_threads
@@ -41,20 +47,21 @@ class Communicator:
         self._operators: dict[Any, Any] = {}
 
     @staticmethod
-    def from_environment(*, num_threads: int = 0, workspace_limit_bytes: int = 0) -> Communicator:
+    def from_environment(
+        *, num_threads: int = 0, workspace_limit_bytes: int = 0, device: int | None = None
+    ) -> Communicator:
         """The communicator between the processes that mpirun, srun or torchrun started; alone: one rank.
 
         On CPUs the data travels by MPI, so that the package must have been built where MPI was installed, and the
         launcher must be one that MPI knows (mpirun, srun with PMI). For processes of torchrun use
         ``flashoverlap.torch.communicator``.
+
+        device: compute on this CUDA device, exchange by NCCL; MPI then only brings the ranks together.
         """
+        options: dict[str, Any] = {"num_threads": num_threads, "workspace_limit_bytes": workspace_limit_bytes}
         launch = _core.detect_launch()
         if launch is None or launch["world_size"] == 1:
-            return Communicator(
-                _core.in_process_communicators(1)[0],
-                num_threads=num_threads,
-                workspace_limit_bytes=workspace_limit_bytes,
-            )
+            return _over_control(_core.in_process_communicators(1)[0], device, **options)
         place = f"{launch['launcher']} started rank {launch['rank']} of {launch['world_size']}"
         if not _core.mpi_library_name():
             raise UnsupportedError(
@@ -67,7 +74,7 @@ class Communicator:
                 f"{place}, but MPI ({_core.mpi_library_name()}) sees {core.size} rank(s): start the processes with "
                 "mpirun, or use flashoverlap.torch.communicator"
             )
-        return Communicator(core, num_threads=num_threads, workspace_limit_bytes=workspace_limit_bytes)
+        return _over_control(core, device, **options)
 
     @property
     def rank(self) -> int:
@@ -79,8 +86,13 @@ class Communicator:
 
     @property
     def name(self) -> str:
-        """ "in-process", "mpi" or "process-group"."""
+        """ "in-process", "mpi" or "process-group"; on GPUs what their collectives are called."""
         return self._core.name
+
+    @property
+    def device(self) -> int | None:
+        """The CUDA device that this rank computes on, where its arrays must be; None: the CPU."""
+        return None if self._device == HOST else self._device
 
     @property
     def timeout(self) -> float:
@@ -108,6 +120,7 @@ class Communicator:
             num_threads=self._num_threads,
             workspace_limit_bytes=self._workspace_limit_bytes,
             poison_workspace=self._poison_workspace,
+            place=self._place,
         )
 
     def barrier(self) -> None:
@@ -136,7 +149,11 @@ class Communicator:
         self._operators.clear()
 
     def _get_context(self) -> _core.Context:
-        if self._context is None:
+        if self._context is None and self._place is not None:
+            self._context = _core.make_gpu_context(
+                self._core, self._place, self._workspace_limit_bytes, self._poison_workspace
+            )
+        elif self._context is None:
             self._context = _core.make_context(
                 self._core, self._num_threads, self._workspace_limit_bytes, self._poison_workspace
             )
@@ -144,6 +161,15 @@ class Communicator:
 
     def __repr__(self) -> str:
         return f"<flashoverlap.Communicator {self.name}: rank {self.rank} of {self.size}>"
+
+
+def _over_control(control: _core.Communicator, device: int | None, **options: Any) -> Communicator:
+    """On the CPU ``control`` itself; otherwise NCCL between devices, which ``control`` brings together."""
+    if device is None:
+        return Communicator(control, **options)
+    place = _core.place_on_gpus([int(device)], 0, _COMMUNICATION_SMS)[0]
+    core = _core.make_nccl_communicator(control, place.device, place.communication_sms)
+    return Communicator(core, place=place, **options)
 
 
 def _warn(text: str) -> None:
@@ -160,6 +186,10 @@ def run_ranks(
     bandwidth_gbps: float = 0,
     latency_us: float = 0,
     timeout: float = 0,
+    devices: Sequence[int] | None = None,
+    compute_sms: int = 0,
+    communication_sms: int = _COMMUNICATION_SMS,
+    transport: str = "peer",
 ) -> list[Result]:
     """Calls ``function(comm)`` once per rank, each on a thread of this process; returns the results by rank.
 
@@ -169,10 +199,17 @@ def run_ranks(
 
     bandwidth_gbps, latency_us: pace the link between the ranks to study overlap; 0: as fast as memory.
     timeout: seconds that a call waits for other ranks; 0: the default of 60.
+
+    devices: compute on GPUs: the CUDA device of each rank. Where ranks share one, compute_sms is the SMs of each, a
+    multiple of 8. communication_sms: of each device, left to the exchange. transport: "peer" (kernels read the other
+    ranks' memory) or "nccl".
     """
     if not callable(function):
         raise BadArgumentError(f"function is {function!r}; expected something to call with a communicator")
-    run = _Run(world_size, function, num_threads, workspace_limit_bytes, poison_workspace)
+    gpus = None
+    if devices is not None:
+        gpus = _Gpus(world_size, devices, compute_sms, communication_sms, transport, (bandwidth_gbps, latency_us))
+    run = _Run(world_size, function, gpus, num_threads, workspace_limit_bytes, poison_workspace)
     # On a thread of its own, so that this one can hear the user's Ctrl-C.
     thread = threading.Thread(
         target=run.run, args=(float(bandwidth_gbps), float(latency_us), float(timeout)), name="run_ranks"
@@ -187,11 +224,49 @@ def run_ranks(
     return run.results()
 
 
+class _Gpus:
+    """Where the ranks of one call of run_ranks compute, and how they exchange."""
+
+    def __init__(
+        self,
+        world_size: int,
+        devices: Sequence[int],
+        compute_sms: int,
+        communication_sms: int,
+        transport: str,
+        link: tuple[float, float],
+    ) -> None:
+        listed = [int(device) for device in devices]
+        if len(listed) != world_size:
+            raise BadArgumentError(
+                f"devices has {len(listed)} entries; expected one for each of the {world_size} ranks"
+            )
+        if transport not in ("peer", "nccl"):
+            raise BadArgumentError(f"transport is {transport!r}; expected 'peer' or 'nccl'")
+        if transport == "nccl" and link[0] > 0:
+            raise UnsupportedError(f"bandwidth_gbps is {link[0]}: NCCL cannot be paced; expected transport 'peer'")
+        self.places = _core.place_on_gpus(listed, int(compute_sms), int(communication_sms))
+        self._sharing = max((listed.count(device) for device in listed), default=1)
+        self._peers: list[_core.Communicator] = []
+        if transport == "peer":
+            self._peers = _core.make_peer_communicators(listed, int(communication_sms), float(link[0]), float(link[1]))
+
+    def communicator(self, control: _core.Communicator) -> _core.Communicator:
+        if self._peers:
+            return self._peers[control.rank]
+        place = self.places[control.rank]
+        ctas = max(1, place.communication_sms // self._sharing)
+        return _core.make_nccl_communicator(control, place.device, ctas)
+
+
 class _Run:
     """One call of run_ranks."""
 
-    def __init__(self, world_size: int, function: Callable[[Communicator], Any], *options: Any) -> None:
+    def __init__(
+        self, world_size: int, function: Callable[[Communicator], Any], gpus: _Gpus | None, *options: Any
+    ) -> None:
         self._world_size = world_size
+        self._gpus = gpus
         self._function = function
         self._options = options
         self._values: dict[int, Any] = {}
@@ -208,17 +283,30 @@ class _Run:
     def _on_rank(self, core: _core.Communicator) -> str:
         rank = core.rank
         self._communicators.append(core)
-        num_threads, limit, poison = self._options
-        comm = Communicator(core, num_threads=num_threads, workspace_limit_bytes=limit, poison_workspace=poison)
         threading.current_thread().name = f"rank {rank}"
         try:
-            self._values[rank] = self._function(comm)
+            self._values[rank] = self._function(self._communicator(core))
         except BaseException as error:
             self._failures.append((rank, error))
+            if self._gpus is not None:
+                self._abort(f"rank {rank}: {error}")
             return f"{type(error).__name__}: {error}"
         return ""
 
+    def _communicator(self, control: _core.Communicator) -> Communicator:
+        num_threads, limit, poison = self._options
+        core, place = control, None
+        if self._gpus is not None:
+            core, place = self._gpus.communicator(control), self._gpus.places[control.rank]
+            self._communicators.append(core)
+        return Communicator(
+            core, num_threads=num_threads, workspace_limit_bytes=limit, poison_workspace=poison, place=place
+        )
+
     def stop(self, reason: str) -> None:
+        self._abort(reason)
+
+    def _abort(self, reason: str) -> None:
         for core in list(self._communicators):
             core.abort(reason)
 

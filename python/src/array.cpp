@@ -50,6 +50,24 @@ std::unique_ptr<std::byte[]> packed_copy(const Array& array) {
   return copy;
 }
 
+std::string place_of(int device) {
+  return device < 0 ? "in host memory" : fmt::format("on CUDA device {}", device);
+}
+
+int device_of(const nb::ndarray<nb::ro>& source, const std::string& name) {
+  switch (source.device_type()) {
+    case nb::device::cpu::value:
+    case nb::device::cuda_host::value:
+      return -1;
+    case nb::device::cuda::value:
+    case nb::device::cuda_managed::value:
+      return source.device_id();
+    default:
+      core::fail(ErrorKind::kBadArgument, "{} is on DLPack device type {}; expected host memory or CUDA",
+                 name, source.device_type());
+  }
+}
+
 DType dtype_of(const nb::dlpack::dtype& dtype, const std::string& name) {
   const auto is = [&](nb::dlpack::dtype_code code, int bits) {
     return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
@@ -71,6 +89,7 @@ Array from_dlpack(const nb::ndarray<nb::ro>& source, const std::string& name, bo
               .strides = {},
               .dtype = dtype_of(source.dtype(), name),
               .writable = writable,
+              .device = device_of(source, name),
               .lender = source};
   for (std::size_t axis = 0; axis < source.ndim(); ++axis) {
     array.shape.push_back(static_cast<std::int64_t>(source.shape(axis)));
@@ -80,13 +99,14 @@ Array from_dlpack(const nb::ndarray<nb::ro>& source, const std::string& name, bo
 }
 
 Array from_address(std::uintptr_t address, std::vector<std::int64_t> shape, std::vector<std::int64_t> strides,
-                   const std::string& dtype, const std::string& name, bool writable) {
+                   const std::string& dtype, const std::string& name, bool writable, int device) {
   return {.name = name,
           .data = reinterpret_cast<std::byte*>(address),
           .shape = std::move(shape),
           .strides = std::move(strides),
           .dtype = parse_dtype(dtype),
           .writable = writable,
+          .device = device,
           .lender = {}};
 }
 
@@ -127,11 +147,22 @@ bool Array::overlaps(const Array& other) const {
   return begin < other_end && other_begin < end;
 }
 
+void require_device(const Array* array, int device) {
+  if (array == nullptr || array->device == device) return;
+  core::fail(ErrorKind::kBadArgument, "{} is {}; this communicator computes {}", array->description(),
+             place_of(array->device), place_of(device));
+}
+
 RowMajorInput::RowMajorInput(const Array* array) {
   if (array == nullptr) return;
   if (array->has_dense_rows()) {
     data_ = array->data;
     row_stride_ = array->row_stride();
+  } else if (array->device >= 0) {
+    core::fail(ErrorKind::kBadArgument,
+               "{} {} has strides {} (elements); on a GPU nothing is packed: expected rows of consecutive "
+               "elements, as contiguous() makes them",
+               array->description(), place_of(array->device), fmt::join(array->strides, ", "));
   } else {
     copy_ = packed_copy(*array);
     data_ = copy_.get();
@@ -154,11 +185,12 @@ void bind_array(nb::module_& module) {
           },
           nb::arg("source"), nb::arg("name"))
       .def_static("from_address", from_address, nb::arg("address"), nb::arg("shape"), nb::arg("strides"),
-                  nb::arg("dtype"), nb::arg("name"), nb::arg("writable"))
+                  nb::arg("dtype"), nb::arg("name"), nb::arg("writable"), nb::arg("device"))
       .def_ro("name", &Array::name)
       .def_ro("shape", &Array::shape)
       .def_ro("strides", &Array::strides)
       .def_ro("writable", &Array::writable)
+      .def_ro("device", &Array::device)
       .def_prop_ro("address", [](const Array& array) { return reinterpret_cast<std::uintptr_t>(array.data); })
       .def_prop_ro("dtype", [](const Array& array) { return std::string(name_of(array.dtype)); })
       .def_prop_ro("has_dense_rows", &Array::has_dense_rows)

@@ -24,6 +24,7 @@ struct Array {
   std::vector<std::int64_t> strides;
   DType dtype = DType::kFloat32;
   bool writable = false;
+  int device = -1;             ///< A CUDA device; -1: host memory.
   nb::ndarray<nb::ro> lender;  ///< What came through DLPack is held until the view goes.
 
   [[nodiscard]] std::int64_t size() const;
@@ -39,7 +40,12 @@ struct Array {
   [[nodiscard]] bool overlaps(const Array& other) const;
 };
 
+/// Throws Error(kBadArgument), with both places, unless `array`, where there is one, is on `device` (-1: in
+/// host memory).
+void require_device(const Array* array, int device);
+
 /// An input as the executors take it: the array itself where its rows are dense, otherwise a packed copy.
+/// On a GPU nothing is copied: Error(kBadArgument).
 class RowMajorInput {
  public:
   /// A missing array is null.

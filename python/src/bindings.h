@@ -11,6 +11,7 @@ void bind_errors(nb::module_& module);
 void bind_array(nb::module_& module);
 void bind_communicator(nb::module_& module);
 void bind_process_group(nb::module_& module);
+void bind_context(nb::module_& module);
 void bind_operators(nb::module_& module);
 void bind_moe(nb::module_& module);
 void bind_planning(nb::module_& module);

@@ -15,8 +15,8 @@ namespace nb = nanobind;
 
 /// A context and the rule that only one thread at a time may use it.
 struct GuardedContext {
-  GuardedContext(std::shared_ptr<Communicator> communicator, const ContextOptions& options)
-      : owned(std::make_unique<Context>(std::move(communicator), options)), context(*owned) {}
+  GuardedContext(std::unique_ptr<Context> owned_, int device_)
+      : owned(std::move(owned_)), context(*owned), device(device_) {}
   GuardedContext(const GuardedContext&) = delete;
   GuardedContext& operator=(const GuardedContext&) = delete;
   // Waits for threads, which may want the interpreter's lock themselves (process groups).
@@ -42,6 +42,7 @@ struct GuardedContext {
 
   std::unique_ptr<Context> owned;
   Context& context;
+  int device;  ///< Where its operands are: a CUDA device, or -1: host memory.
   std::mutex mutex;
 };
 

@@ -1,5 +1,3 @@
-#include <nanobind/stl/function.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -18,9 +16,8 @@
 #include "bindings.h"
 #include "context.h"
 #include "core/fail.h"
-#include "flashoverlap/call_tuner.h"
-#include "flashoverlap/cpu_executor.h"
 #include "flashoverlap/operators.h"
+#include "gpu.h"
 #include "names.h"
 
 namespace flashoverlap::python {
@@ -43,36 +40,6 @@ struct Operator {
     context.reset();
   }
 };
-
-std::shared_ptr<GuardedContext> make_context(std::shared_ptr<Communicator> communicator, int num_threads,
-                                             std::int64_t workspace_limit_bytes, bool poison_workspace) {
-  const nb::gil_scoped_release release;
-  ContextOptions options;
-  options.num_threads = num_threads;
-  options.workspace_limit_bytes = workspace_limit_bytes;
-  options.poison_workspace = poison_workspace;
-  return std::make_shared<GuardedContext>(std::move(communicator), options);
-}
-
-void use_tuner(GuardedContext& self, const std::optional<std::string>& machine, const std::string& cache_path,
-               const std::string& device, const nb::callable& warn) {
-  CallTuner::Options options;
-  if (machine) options.machine = load_machine_profile(*machine);
-  options.cache_path = cache_path;
-  options.identity = {.device = device, .driver = "", .libraries = {{"blas", cpu_blas_name()}}};
-  options.communicator = std::string(self.context.communicator().name());
-  options.warn = [sink = warn](const std::string& text) {
-    const nb::gil_scoped_acquire acquire;
-    sink(text);
-  };
-  // The sink may go on a thread without the interpreter's lock.
-  std::shared_ptr<const CallTuner> tuner(new CallTuner(std::move(options)), [](const CallTuner* gone) {
-    const nb::gil_scoped_acquire acquire;
-    delete gone;
-  });
-  const auto lock = self.enter();
-  self.context.set_tuner(std::move(tuner));
-}
 
 GemmOptions gemm_options(std::int64_t m, std::int64_t n, std::int64_t k, const std::string& dtype,
                          const std::vector<std::int64_t>& tile, const std::vector<std::int64_t>& partition) {
@@ -173,8 +140,12 @@ void require_apart(const RowMajorInput& input, const Array* array,
 
 void run(Operator& self, const Array& a, const Array& b, const Array& out, const Array* bias,
          const std::string& activation, const Array* residual, const Array* residual_out,
-         const Array* rms_norm_weight, double rms_norm_eps, const std::string& method, Timeline* timeline) {
+         const Array* rms_norm_weight, double rms_norm_eps, const std::string& method, std::uintptr_t stream,
+         Timeline* timeline) {
   const nb::gil_scoped_release release;
+  for (const Array* array : {&a, &b, &out, bias, residual, residual_out, rms_norm_weight}) {
+    require_device(array, self.context->device);
+  }
   const auto lock = self.context->enter();
   const RowMajorInput a_rows(&a);
   const RowMajorInput b_rows(&b);
@@ -191,7 +162,8 @@ void run(Operator& self, const Array& a, const Array& b, const Array& out, const
                     .ldb = b_rows.row_stride(),
                     .out = out.data,
                     .ldo = out.row_stride(),
-                    .epilogue = {}};
+                    .epilogue = {},
+                    .stream = reinterpret_cast<void*>(stream)};
   operands.epilogue = {.bias = inputs.bias.data(),
                        .activation = parse_activation(activation),
                        .residual = inputs.residual.data(),
@@ -204,41 +176,43 @@ void run(Operator& self, const Array& a, const Array& b, const Array& out, const
 }
 
 /// Puts this rank's rows of a matrix that is gathered into their place in the whole matrix, which is dense.
-void place_slice(const Operator& self, const Array& slice, const Array& whole) {
+void place_slice(const Operator& self, const Array& slice, const Array& whole, std::uintptr_t stream) {
   const nb::gil_scoped_release release;
+  const int device = self.context->device;
+  require_device(&slice, device);
+  require_device(&whole, device);
   if (!whole.is_dense() || !whole.writable || slice.dtype != whole.dtype || slice.shape.size() != 2 ||
       whole.shape.size() != 2 || slice.shape[1] != whole.shape[1] ||
       self.first_row + slice.shape[0] > whole.shape[0]) {
     core::fail(ErrorKind::kBadArgument, "{} does not fit into {} from row {} on", slice.description(),
                whole.description(), self.first_row);
   }
-  const RowMajorInput rows(&slice);
+  const RowMajorInput input(&slice);
   const std::int64_t element = size_of(slice.dtype);
   const auto row_bytes = static_cast<std::size_t>(slice.shape[1] * element);
-  if (row_bytes == 0) return;
-  for (std::int64_t row = 0; row < slice.shape[0]; ++row) {
-    std::byte* to = whole.data + (self.first_row + row) * whole.shape[1] * element;
-    const auto* from = static_cast<const std::byte*>(rows.data()) + row * rows.row_stride() * element;
-    if (to != from) std::memmove(to, from, row_bytes);
+  const DeviceRows rows{.from = static_cast<const std::byte*>(input.data()),
+                        .from_stride = static_cast<std::size_t>(input.row_stride() * element),
+                        .to = whole.data + self.first_row * whole.shape[1] * element,
+                        .to_stride = row_bytes,
+                        .row_bytes = row_bytes,
+                        .rows = static_cast<std::size_t>(slice.shape[0])};
+  if (rows.rows == 0 || row_bytes == 0 || rows.from == rows.to) return;
+  if (device >= 0) {
+    copy_on_gpu(device, rows, reinterpret_cast<void*>(stream));
+    return;
+  }
+  for (std::size_t row = 0; row < rows.rows; ++row) {
+    std::memmove(rows.to + row * rows.to_stride, rows.from + row * rows.from_stride, row_bytes);
   }
 }
 
 }  // namespace
 
 void bind_operators(nb::module_& module) {
-  nb::class_<GuardedContext>(module, "Context")
-      .def("use_tuner", use_tuner, nb::arg("machine").none(), nb::arg("cache_path"), nb::arg("device"),
-           nb::arg("warn"))
-      .def_prop_ro("num_threads", [](const GuardedContext& self) { return self.context.num_threads(); })
-      .def_prop_ro("workspace_bytes",
-                   [](const GuardedContext& self) { return self.context.workspace_bytes(); });
-  module.def("make_context", make_context, nb::arg("communicator"), nb::arg("num_threads"),
-             nb::arg("workspace_limit_bytes"), nb::arg("poison_workspace"));
-
   nb::class_<Operator>(module, "Operator")
       .def("run", run, nb::arg("a"), nb::arg("b"), nb::arg("out"), nb::arg("bias").none(),
            nb::arg("activation"), nb::arg("residual").none(), nb::arg("residual_out").none(),
-           nb::arg("rms_norm_weight").none(), nb::arg("rms_norm_eps"), nb::arg("method"),
+           nb::arg("rms_norm_weight").none(), nb::arg("rms_norm_eps"), nb::arg("method"), nb::arg("stream"),
            nb::arg("timeline").none())
       .def(
           "plan_json",
@@ -248,7 +222,7 @@ void bind_operators(nb::module_& module) {
           nb::arg("method"))
       .def_prop_ro("output_rows", [](const Operator& self) { return self.gemm->output_rows(); })
       .def_prop_ro("output_columns", [](const Operator& self) { return self.gemm->plan().output_cols; })
-      .def("place_slice", place_slice, nb::arg("slice"), nb::arg("whole"))
+      .def("place_slice", place_slice, nb::arg("slice"), nb::arg("whole"), nb::arg("stream"))
       .def_ro("rows_from", &Operator::rows_from);
   module.def(
       "make_operator",

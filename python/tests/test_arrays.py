@@ -320,8 +320,8 @@ class OnCudaInterface:
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (OnCuda(), "a is on device CUDA:1; the communicator computes on the CPU"),
-        (OnCudaInterface(), "a .*in CUDA memory"),
+        (OnCuda(), r"a \(OnCuda\) is on device CUDA:1; the communicator computes on the CPU, so expected"),
+        (OnCudaInterface(), r"a \(OnCudaInterface\) is in CUDA memory of device 0; .* in host memory"),
     ],
 )
 def test_arrays_on_a_gpu_are_refused(array, message):

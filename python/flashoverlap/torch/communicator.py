@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from .. import _core
 from ..errors import BadArgumentError, UnsupportedError
-from ..ranks import Communicator
+from ..ranks import Communicator, _over_control
 
 _Message = tuple[int, int, int]  # rank in the group, address, bytes
 
@@ -58,13 +58,18 @@ def _bytes_at(address: int, size: int) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
 
 
-def communicator(process_group: Any = None, *, num_threads: int = 0, workspace_limit_bytes: int = 0) -> Communicator:
+def communicator(
+    process_group: Any = None, *, num_threads: int = 0, workspace_limit_bytes: int = 0, device: int | None = None
+) -> Communicator:
     """The communicator of ``process_group``'s ranks (None: the default group), whatever started them: torchrun, mpirun…
 
     The group must be able to carry host memory (gloo). Messages travel by the group's send and receive; sums are taken
     in float32 in rank order, as everywhere in this library. Do not use the same group for your own send and receive
     while calls are under way: make one with ``torch.distributed.new_group``. A rank that fails is noticed by the
     others when its process ends, or by their time-out.
+
+    device: compute on this CUDA device, exchange by an NCCL communicator of our own; the group, which still must carry
+    host memory ("cpu:gloo,cuda:nccl"), then only brings the ranks together.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise BadArgumentError("torch.distributed is not initialised: call torch.distributed.init_process_group first")
@@ -79,4 +84,4 @@ def communicator(process_group: Any = None, *, num_threads: int = 0, workspace_l
             "torch.distributed.new_group(backend='gloo')"
         )
     core = _core.make_process_group_communicator(_Mover(group), rank, dist.get_world_size(group))
-    return Communicator(core, num_threads=num_threads, workspace_limit_bytes=workspace_limit_bytes)
+    return _over_control(core, device, num_threads=num_threads, workspace_limit_bytes=workspace_limit_bytes)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import _arrays
 from .._options import share
+from ..errors import UnsupportedError
 from ..gathers import all_gather_gemm
 from ..operators import gemm_all_reduce, gemm_reduce_scatter
 from ..ranks import Communicator
@@ -50,6 +51,8 @@ def _reduce_scatter(a: Tensor, b: Tensor, bias: Tensor | None, comm: int, method
 
 def _all_gather(x: Tensor, rows: int, comm: int) -> Tensor:
     communicator = _communicators[comm]
+    if communicator.device is not None:
+        raise UnsupportedError("all-gather of rows on a GPU: only the operators with a GEMM go there")
     out = x.new_empty((rows, x.shape[1]))
     counts = [count * x.shape[1] for count in shares(rows, communicator.size)]
     communicator._core.all_gather(
