@@ -79,6 +79,11 @@ void CudaExecutor::check_plan(const OverlapPlan& plan) const {
     core::fail(ErrorKind::kBadArgument, "the plan is for rank {} of {}, the communicator has rank {} of {}",
                plan.rank, plan.world_size, communicator_->rank(), communicator_->size());
   }
+  if (!plan.input_blocks.empty()) {
+    core::fail(ErrorKind::kUnsupported,
+               "the GPU executor reads A as one matrix; in the plan of {} it lies in {} blocks",
+               plan.operation, plan.input_blocks.size());
+  }
   if (plan.output_row_shift != 0 || plan.output_col_shift != 0) {
     core::fail(ErrorKind::kUnsupported,
                "the GPU executor writes tiles where they lie in the product; the plan of {} moves them by {} "

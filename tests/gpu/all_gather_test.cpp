@@ -372,6 +372,8 @@ GPU_TEST(all_gather_refuses_what_cannot_run) {
                    "communication_sms is 0");
   const auto executor = make_cuda_executor(communicators.front(), {});
   GPU_EXPECT_ERROR((void)executor->prepare(plan_tail_free_reduce_scatter(shape, {})), "follows a group");
+  const HeadSlices heads;
+  GPU_EXPECT_ERROR((void)executor->prepare(plan_all_to_all_gemm(shape, heads)), "A as one matrix");
 
   if (why_no_nccl(2).empty()) {
     shared_group(2, CommunicatorKind::kNccl).run([&](Rank& rank) {
