@@ -6,6 +6,9 @@
 #   gpu_test.sh --queues            the test of hardware queues with CUDA_DEVICE_MAX_CONNECTIONS 1, 8 and 32
 #   GPU_TEST=PATH                   a binary that is built already; nothing is built then
 #
+# All tests of plain mode end with those of the Python package (python/tests/gpu_arrays.py): by FLASHOVERLAP_GPU_PYTHON, an
+# interpreter in whose environment the package was installed with CUDA (docs/python.md); otherwise python3.
+#
 # Tests with NCCL need a version that lets ranks share a GPU (2.30.7 or later); FLASHOVERLAP_NCCL_LIBRARY names one. Without it
 # they are skipped, by name.
 set -euo pipefail
@@ -26,13 +29,19 @@ if [[ -z $binary ]]; then
 fi
 
 if ! nvidia-smi -L 2> /dev/null | grep -q '^GPU '; then
-  echo "skipped: no CUDA device ($(cat tests/gpu/*_test.cpp | grep -c "^GPU_TEST(") tests)"
+  echo "skipped: no CUDA device ($(cat tests/gpu/*_test.cpp | grep -c "^GPU_TEST(") tests, and python/tests/gpu_arrays.py)"
   exit 0
 fi
 
 export CUDA_MODULE_LOADING=EAGER NCCL_NVLS_ENABLE=0
 case $mode in
-  plain) timeout 900 "$binary" "$filter" ;;
+  plain)
+    timeout 900 "$binary" "$filter"
+    if [[ -z $filter ]]; then
+      echo "# python/tests/gpu_arrays.py"
+      timeout 300 "${FLASHOVERLAP_GPU_PYTHON:-python3}" python/tests/gpu_arrays.py
+    fi
+    ;;
   queues)
     for queues in 1 8 32; do
       echo "# CUDA_DEVICE_MAX_CONNECTIONS=$queues"

@@ -32,7 +32,7 @@ from .errors import (
     UnsupportedError,
 )
 from .gathers import AllGatherGemm, ShardedWeightGemm, all_gather_gemm, sharded_weight_gemm
-from .heads import GemmAllToAllHeads, gemm_all_to_all_heads
+from .heads import AllToAllGemm, GemmAllToAllHeads, all_to_all_gemm, gemm_all_to_all_heads
 from .moe import MoeLayer, Routing, moe_layer, route, routing
 from .operators import (
     GemmAllReduce,
@@ -61,6 +61,7 @@ from .ranks import Communicator, run_ranks
 
 __all__ = [
     "AllGatherGemm",
+    "AllToAllGemm",
     "ArgumentTypeError",
     "BadArgumentError",
     "Choice",
@@ -89,6 +90,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "all_gather_gemm",
+    "all_to_all_gemm",
     "errors",
     "gemm_all_reduce",
     "gemm_all_to_all",

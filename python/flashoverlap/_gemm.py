@@ -151,9 +151,14 @@ class Inputs:
     owners: list[Any] = field(default_factory=list)
 
 
-def view_matrices(a: Any, b: Any, device: int) -> tuple[_core.Array, _core.Array]:
+def view_matrices(a: Any, b: Any, device: int, inner: int | None = None) -> tuple[_core.Array, _core.Array]:
+    """inner: columns of a, where it has not all of b's."""
     a_view, b_view = (_arrays.view(array, name, ndim=2, device=device) for array, name in ((a, "a"), (b, "b")))
-    if a_view.shape[1] != b_view.shape[1]:
+    if inner is not None:
+        _arrays.require_shape(a_view, [a_view.shape[0], inner], "[m, columns of this rank]")
+        if a_view.has_dense_rows and not a_view.is_dense:  # Others are packed.
+            raise BadArgumentError(f"{a_view!r} has gaps between its rows; its parts travel, so expected none")
+    elif a_view.shape[1] != b_view.shape[1]:
         raise BadArgumentError(
             f"a has shape {list(a_view.shape)} and b {list(b_view.shape)}; expected a [m, k] and b [n, k]"
         )
@@ -162,13 +167,19 @@ def view_matrices(a: Any, b: Any, device: int) -> tuple[_core.Array, _core.Array
 
 
 def view_inputs(
-    a: Any, b: Any, epilogue: Epilogue, stream: Any, comm: Communicator, columns: int | None = None
+    a: Any,
+    b: Any,
+    epilogue: Epilogue,
+    stream: Any,
+    comm: Communicator,
+    columns: int | None = None,
+    inner: int | None = None,
 ) -> Inputs:
-    """columns: of the output, where b has not as many rows."""
+    """columns: of the output, where b has not as many rows; inner: of a, where b has more."""
     epilogue.check()
     device = comm._device
     handle = stream_of(stream, a, device)
-    a_view, b_view = view_matrices(a, b, device)
+    a_view, b_view = view_matrices(a, b, device, inner)
     n = b_view.shape[0] if columns is None else columns
     inputs = Inputs(
         a=a_view,
@@ -296,7 +307,7 @@ class GemmOperator:
         """
         how = carried_out(method)
         applied = Epilogue.of(epilogue)
-        inputs = view_inputs(a, b, applied, stream, self.comm, self._columns())
+        inputs = view_inputs(a, b, applied, stream, self.comm, self._columns(), self._inner())
         self._require_problem(inputs)
         outputs = view_outputs(a, inputs, out, applied, self.output_rows)
         run(self._core, inputs, outputs, applied, how, timeline)
@@ -304,6 +315,10 @@ class GemmOperator:
 
     def _columns(self) -> int | None:
         """Columns of the output where they are not b's rows."""
+        return None
+
+    def _inner(self) -> int | None:
+        """Columns of a where they are not b's."""
         return None
 
     def _a_shape(self) -> list[int]:

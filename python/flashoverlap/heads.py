@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from . import _arrays
@@ -32,12 +32,57 @@ def _size(sizes: Sequence[int], total: int, comm: Communicator) -> int:
     return sizes[comm.rank] if sizes else share(total, comm.size, comm.rank)
 
 
-class GemmAllToAllHeads(GemmOperator):
-    """``gemm_all_to_all_heads`` for repeated calls of one shape. Making it is collective.
+@dataclass
+class _Call:
+    """A call of one of the functions here."""
 
-    m: tokens of all ranks together. rows: tokens of each rank; they sum to m. columns: of b, for each rank's heads;
-    they sum to n. None: rank r of W has [r·m/W, (r+1)·m/W), rounded down.
-    """
+    operation: str
+    a: Any
+    b: Any
+    comm: Communicator
+    columns: Sequence[int] | None
+    rows: Sequence[int] | None
+    method: str
+    tile: Tile
+    out: Any
+    stream: Any
+    epilogue: Epilogue
+
+    def check(self) -> tuple[tuple[Shape, Inputs], str, str]:
+        how = carried_out(self.method)
+        n, k = _arrays.view(self.b, "b", ndim=2, device=self.comm._device).shape
+        sizes = slice_sizes(self.columns, "columns", self.comm.size)
+        before = self.operation == "gemm-all-to-all-heads"
+        mine = _size(sizes, n if before else k, self.comm)
+        own = {"columns": mine} if before else {"inner": mine}
+        inputs = view_inputs(self.a, self.b, self.epilogue, self.stream, self.comm, **own)
+        m = inputs.a.shape[0]
+        rows = slice_sizes(self.rows, "rows", self.comm.size)
+        shape = shape_of(self.operation, m, n, k, inputs.a.dtype, tile=self.tile, row_sizes=rows, column_sizes=sizes)
+        return (shape, inputs), f"{shape} method={how}", str(m) if before else ""
+
+    def run(self) -> Any:
+        require_communicator(self.comm)
+        (shape, inputs), counts = agree(self.comm, self.operation, self.check)
+        output_rows = _size(shape.row_sizes, shape.m, self.comm)
+        if self.operation == "gemm-all-to-all-heads":  # Only now it is known how many rows there are.
+            rows = tuple(int(count) for count in counts)
+            output_rows = sum(rows)
+            shape = replace(shape, m=output_rows, row_sizes=rows)
+
+        def prepare() -> tuple[Outputs, str, str]:
+            return view_outputs(self.a, inputs, self.out, self.epilogue, output_rows), "", ""
+
+        outputs, _ = agree(self.comm, self.operation, prepare)
+        operator: GemmOperator = operator_for(self.comm, shape, lambda: GemmOperator(self.comm, shape))
+        run(operator._core, inputs, outputs, self.epilogue, carried_out(self.method))
+        return _arrays.like_framework(outputs.out, self.a) if self.out is None else self.out
+
+
+class _HeadGemm(GemmOperator):
+    """rows: tokens of each rank; they sum to m. columns: of each rank's heads."""
+
+    _OPERATION = ""
 
     def __init__(
         self,
@@ -49,11 +94,12 @@ class GemmAllToAllHeads(GemmOperator):
         dtype: Any = "float32",
         rows: Sequence[int] | None = None,
         columns: Sequence[int] | None = None,
+        parts: int = 0,
         tile: Tile = None,
     ) -> None:
         require_communicator(comm)
         shape = shape_of(
-            "gemm-all-to-all-heads",
+            self._OPERATION,
             m,
             n,
             k,
@@ -61,8 +107,19 @@ class GemmAllToAllHeads(GemmOperator):
             tile=tile,
             row_sizes=slice_sizes(rows, "rows", comm.size),
             column_sizes=slice_sizes(columns, "columns", comm.size),
+            parts=parts,
         )
         super().__init__(comm, shape)
+
+
+class GemmAllToAllHeads(_HeadGemm):
+    """``gemm_all_to_all_heads`` for repeated calls of one shape. Making it is collective.
+
+    m: tokens of all ranks together. rows: tokens of each rank; they sum to m. columns: of b, for each rank's heads;
+    they sum to n. None: rank r of W has [r·m/W, (r+1)·m/W), rounded down. parts: strips that travel; 0: chosen.
+    """
+
+    _OPERATION = "gemm-all-to-all-heads"
 
     @property
     def rows_from(self) -> list[int]:
@@ -74,6 +131,22 @@ class GemmAllToAllHeads(GemmOperator):
 
     def _a_shape(self) -> list[int]:
         return [_size(self._shape.row_sizes, self._shape.m, self.comm), self._shape.k]
+
+
+class AllToAllGemm(_HeadGemm):
+    """``all_to_all_gemm`` for repeated calls of one shape. Making it is collective.
+
+    m: tokens of all ranks together. rows: tokens of each rank; they sum to m. columns: of each rank's heads; they sum
+    to k. None: rank r of W has [r·m/W, (r+1)·m/W), rounded down. parts: strips that travel; 0: chosen.
+    """
+
+    _OPERATION = "all-to-all-gemm"
+
+    def _inner(self) -> int:
+        return _size(self._shape.column_sizes, self._shape.k, self.comm)
+
+    def _a_shape(self) -> list[int]:
+        return [self._shape.m, self._inner()]
 
 
 def gemm_all_to_all_heads(
@@ -97,27 +170,31 @@ def gemm_all_to_all_heads(
     bias, rms_norm_weight: [columns of this rank]; the norm is over these columns alone. residual, residual_out, out:
     [m, columns of this rank]. method: "overlap" ("auto") or "serial". Everything else: see ``gemm_all_reduce``.
     """
-    operation = "gemm-all-to-all-heads"
-    applied = Epilogue.of(epilogue)
-    require_communicator(comm)
+    call = _Call("gemm-all-to-all-heads", a, b, comm, columns, None, method, tile, out, stream, Epilogue.of(epilogue))
+    return call.run()
 
-    def check() -> tuple[tuple[Shape, Inputs], str, str]:
-        how = carried_out(method)
-        n = _arrays.view(b, "b", ndim=2, device=comm._device).shape[0]
-        sizes = slice_sizes(columns, "columns", comm.size)
-        inputs = view_inputs(a, b, applied, stream, comm, _size(sizes, n, comm))
-        m, k = inputs.a.shape
-        shape = shape_of(operation, m, n, k, inputs.a.dtype, tile=tile, column_sizes=sizes)
-        return (shape, inputs), f"{shape} method={how}", str(m)
 
-    (shape, inputs), counts = agree(comm, operation, check)
-    rows = tuple(int(count) for count in counts)
-    shape = replace(shape, m=sum(rows), row_sizes=rows)
+def all_to_all_gemm(
+    a: Any,
+    b: Any,
+    *,
+    comm: Communicator,
+    rows: Sequence[int] | None = None,
+    columns: Sequence[int] | None = None,
+    method: str = "auto",
+    tile: Tile = None,
+    out: Any = None,
+    stream: Any = None,
+    **epilogue: Unpack[EpilogueArguments],
+) -> Any:
+    """out [rows of this rank, n] = epilogue(those rows of [a_0, a_1, …] [m, k] · b [n, k]ᵀ); a_r is [m, columns of r].
 
-    def prepare() -> tuple[Outputs, str, str]:
-        return view_outputs(a, inputs, out, applied, shape.m), "", ""
-
-    outputs, _ = agree(comm, operation, prepare)
-    operator: GemmOperator = operator_for(comm, shape, lambda: GemmOperator(comm, shape))
-    run(operator._core, inputs, outputs, applied, carried_out(method))
-    return _arrays.like_framework(outputs.out, a) if out is None else out
+    The output projection behind Ulysses attention: a rank has its heads' columns of all tokens and the whole weight,
+    and gets its tokens' rows. The GEMM begins with this rank's columns and takes the others' as they arrive
+    (arXiv 2604.24013, UP). Between the rows of a there must be no gaps.
+    rows: tokens of each rank; they sum to m. columns: of each rank's a; they sum to k. None: rank r of W has
+    [r·m/W, (r+1)·m/W), rounded down. bias, rms_norm_weight: [n]. residual, residual_out, out: [rows of this rank, n].
+    method: "overlap" ("auto") or "serial". Everything else: see ``gemm_all_reduce``.
+    """
+    call = _Call("all-to-all-gemm", a, b, comm, columns, rows, method, tile, out, stream, Epilogue.of(epilogue))
+    return call.run()

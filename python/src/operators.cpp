@@ -101,6 +101,9 @@ void make_in_context(Operator& made, std::string_view name, const GemmOptions& o
     make_all_to_all(made, options, special.destinations);
   } else if (name == "gemm-all-to-all-heads") {
     make_all_to_all(made, options, HeadSlices{.rows = special.slices, .columns = special.columns});
+  } else if (name == "all-to-all-gemm") {
+    made.gemm = std::make_unique<AllToAllGemm>(
+        made.context->context, options, HeadSlices{.rows = special.slices, .columns = special.columns});
   } else if (name == "all-gather-gemm") {
     make_gathering<AllGatherGemm>(made, options, special);
   } else if (name == "sharded-weight-gemm") {
@@ -236,7 +239,7 @@ void bind_operators(nb::module_& module) {
                           .overlap = parse_overlap(overlap),
                           .destinations = destinations,
                           .slices = {.sizes = row_sizes, .parts = parts},
-                          .columns = {.sizes = column_sizes, .parts = 0}});
+                          .columns = {.sizes = column_sizes, .parts = parts}});
       },
       nb::arg("context"), nb::arg("name"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("dtype"),
       nb::arg("tile"), nb::arg("partition"), nb::arg("rows"), nb::arg("overlap"), nb::arg("destinations"),

@@ -166,6 +166,48 @@ def test_heads_go_to_their_ranks(tokens, data, k, tile, even):
     fo.run_ranks(ranks, on_rank, poison_workspace=True)
 
 
+@given(columns=counts, data=st.data(), n=sizes, tile=tiles, even=st.booleans(), parts=st.integers(0, 3))
+def test_rows_come_back_from_their_heads(columns, data, n, tile, even, parts):
+    ranks, k = len(columns), sum(columns)
+    tokens = data.draw(st.lists(st.integers(0, 70), min_size=ranks, max_size=ranks))
+    m = sum(tokens)
+    if even:
+        columns, tokens = ([(r + 1) * total // ranks - r * total // ranks for r in range(ranks)] for total in (k, m))
+    weight, bias = d1_b(0, n, k), np.arange(n, dtype=np.float32)
+    heads = [d1_a(rank, m, count) for rank, count in enumerate(columns)]
+    whole = exact(np.concatenate(heads, axis=1), weight)
+
+    def on_rank(comm):
+        mine = slice(begins(tokens)[comm.rank], begins(tokens)[comm.rank + 1])
+        slices = {} if even else {"rows": tokens, "columns": columns}
+        out = poisoned((tokens[comm.rank], n))
+        a = heads[comm.rank]
+        assert fo.all_to_all_gemm(a, weight, comm=comm, tile=tile, out=out, bias=bias, **slices) is out
+        np.testing.assert_array_equal(out, whole[mine] + bias.astype(np.int64))
+        serial = fo.all_to_all_gemm(a, weight, comm=comm, tile=tile, bias=bias, method="serial", **slices)
+        np.testing.assert_array_equal(serial, out)
+        operator = fo.AllToAllGemm(comm, m=m, n=n, k=k, tile=tile, parts=parts, **slices)
+        assert (operator.output_rows, operator.output_columns) == (tokens[comm.rank], n)
+        np.testing.assert_array_equal(operator(a, weight, bias=bias), out)
+
+    fo.run_ranks(ranks, on_rank, poison_workspace=True)
+
+
+def test_there_and_back_again():
+    """Tokens to heads, and heads to tokens: what attention with nothing in it gives."""
+
+    def on_rank(comm):
+        x, first, second = d1_a(comm.rank, 5, 6), d1_b(0, 8, 6), d1_b(1, 6, 8)
+        heads = fo.gemm_all_to_all_heads(x, first, comm=comm)
+        assert heads.shape == (10, 4)
+        back = fo.all_to_all_gemm(heads, second, comm=comm, rows=[5, 5])
+        np.testing.assert_array_equal(back, exact(exact(x, first), second))
+        packed = fo.all_to_all_gemm(np.asfortranarray(heads), second, comm=comm)
+        np.testing.assert_array_equal(packed, back)
+
+    fo.run_ranks(2, on_rank)
+
+
 def test_one_set_of_slices_after_another():
     """What the functions keep is told apart by every rank's rows."""
     calls = [[3, 5], [5, 3], [4, 4], [3, 5]]
@@ -204,12 +246,18 @@ A, B = d1_a(0, 4, 8), d1_b(0, 6, 8)
         (fo.gemm_all_to_all_heads, {"b": B[:5]}, "ranks disagree: .* n=6 .* n=5"),
         (fo.gemm_all_to_all_heads, {"bias": poisoned((6,))}, r"bias has .*expected \[columns of this rank\]"),
         (fo.gemm_all_to_all_heads, {"out": poisoned((8, 6))}, r"out has shape \[8, 6\]; expected .* = \[8, 3\]"),
+        (fo.all_to_all_gemm, {"a": A}, r"a has shape \[4, 8\]; expected \[m, columns of this rank\] = \[4, 4\]"),
+        (fo.all_to_all_gemm, {"a": A[:, :4]}, r"a \[4, 4\] f32 has gaps between its rows"),
+        (fo.all_to_all_gemm, {"rows": [4]}, r"rows is \[4\]; expected a number >= 0 for each of the 2 ranks"),
+        (fo.all_to_all_gemm, {"rows": [3, 1]}, "ranks disagree: .*rows=3,1"),
+        (fo.all_to_all_gemm, {"a": A[:3, :4].copy()}, "ranks disagree: rank 0 calls all-to-all-gemm m=4 .* m=3"),
+        (fo.all_to_all_gemm, {"out": poisoned((4, 6))}, r"out has shape \[4, 6\]; expected .* = \[2, 6\]"),
         (fo.gemm_all_to_all_heads, {"stream": 1}, "stream is 1; calls on the CPU have none"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_on_one_rank_is_an_error_on_all(function, arguments, message):
     def on_rank(comm):
-        call = {"a": A, "b": B, "comm": comm}
+        call = {"a": A[:, :4].copy() if function is fo.all_to_all_gemm else A, "b": B, "comm": comm}
         if "bais" in arguments:  # Wrong on every rank: it is found before the ranks meet.
             with pytest.raises(TypeError, match=message):
                 function(**call, **arguments)

@@ -1,0 +1,121 @@
+"""The package on a GPU: PyTorch's and, where it is installed, CuPy's arrays against PyTorch's own sums in float32.
+
+Not collected by pytest: `./dev gpu-test` runs it where the package was built with CUDA. Needs one GPU, which then
+stands for two ranks; with more, each rank has its own. Says "skipped: …" where something is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+SMS_EACH = 48  # Of an H200's 132, 16 of which exchange.
+
+
+def reason_to_skip() -> str:
+    if importlib.util.find_spec("flashoverlap") is None:
+        return "the package is not installed"
+    from flashoverlap import _core
+
+    if not _core.built_with_cuda:
+        return "the package was built without CUDA"
+    if _core.gpu_count() == 0:
+        return "no CUDA device"
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed"
+    import torch
+
+    return "" if torch.cuda.is_available() else "PyTorch sees no CUDA device"
+
+
+def matrices(rank: int, m: int, n: int, k: int, device: int):
+    """Small integers: their sums are exact in float16."""
+    import torch
+
+    generator = torch.Generator().manual_seed(7 + rank)
+    return [
+        torch.randint(-2, 3, (rows, k), generator=generator).to(device=f"cuda:{device}", dtype=torch.float16)
+        for rows in (m, n)
+    ]
+
+
+def expected_sum(ranks: int, m: int, n: int, k: int):
+    return sum(a.float().cpu() @ b.float().cpu().t() for a, b in (matrices(r, m, n, k, 0) for r in range(ranks)))
+
+
+def check_torch(comm, m: int, n: int, k: int, whole) -> None:
+    import torch
+
+    import flashoverlap as fo
+
+    device = comm.device
+    torch.cuda.set_device(device)
+    a, b = matrices(comm.rank, m, n, k, device)
+    bias = torch.ones(n, dtype=torch.float16, device=a.device)
+    for method in ("overlap", "serial"):
+        out = fo.gemm_all_reduce(a, b, comm=comm, method=method, bias=bias)
+        assert out.device == a.device
+        torch.testing.assert_close(out.float().cpu(), whole + 1, rtol=0, atol=0)
+        part = fo.gemm_reduce_scatter(a, b, comm=comm, method=method)
+        mine = slice(comm.rank * m // comm.size, (comm.rank + 1) * m // comm.size)
+        torch.testing.assert_close(part.float().cpu(), whole[mine], rtol=0, atol=0)
+    # On a stream of its own, with inputs that go at once.
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    out = fo.gemm_all_reduce(a.clone(), b.clone(), comm=comm, stream=stream)
+    stream.synchronize()
+    torch.testing.assert_close(out.float().cpu(), whole, rtol=0, atol=0)
+
+
+def check_errors(comm, m: int, n: int, k: int) -> None:
+    import flashoverlap as fo
+
+    a, b = matrices(comm.rank, m, n, k, comm.device)
+    for wrong, message in ((a.cpu(), "in host memory"), (a.t().contiguous().t(), "nothing is packed")):
+        try:
+            fo.gemm_all_reduce(wrong, b, comm=comm)
+        except ValueError as error:
+            if message not in str(error):
+                raise
+        else:
+            raise AssertionError(f"no error that says {message!r}")
+
+
+def check_cupy(comm, m: int, n: int, k: int, whole) -> None:
+    import cupy
+
+    import flashoverlap as fo
+
+    with cupy.cuda.Device(comm.device):
+        a, b = (cupy.asarray(matrix) for matrix in matrices(comm.rank, m, n, k, comm.device))
+        out = fo.gemm_all_reduce(a, b, comm=comm)
+        assert isinstance(out, cupy.ndarray)
+        assert (cupy.asnumpy(out).astype("float32") == whole.numpy()).all()
+
+
+def main() -> int:
+    reason = reason_to_skip()
+    if reason:
+        print(f"skipped: {reason}")
+        return 0
+    import flashoverlap as fo
+    from flashoverlap import _core
+
+    ranks, (m, n, k) = 2, (512, 384, 256)
+    alone = _core.gpu_count() == 1
+    options = {"devices": [0, 0], "compute_sms": SMS_EACH} if alone else {"devices": [0, 1]}
+    whole = expected_sum(ranks, m, n, k)
+    checks = [(check_torch, (m, n, k, whole))]
+    if importlib.util.find_spec("cupy") is None:
+        print("skipped: CuPy is not installed")
+    else:
+        checks.append((check_cupy, (m, n, k, whole)))
+    checks.append((check_errors, (m, n, k)))
+    for check, arguments in checks:
+        fo.run_ranks(ranks, lambda comm, check=check, arguments=arguments: check(comm, *arguments), **options)
+        print(f"passed: {check.__name__} on {options['devices']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
