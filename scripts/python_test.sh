@@ -43,6 +43,22 @@ make_environment "$venv"
 pip_install 600 "$venv/bin/python" -r python/requirements-test.txt
 export PATH=$venv/bin:$PATH
 
+install_frameworks() {
+  local framework
+  for framework in jax torch; do
+    say "installing $framework"
+    pip_install 600 "$venv/bin/python" "$framework" || say "$framework cannot be installed here: its tests are skipped"
+  done
+}
+
+# While the wheel is compiled, which needs no network: they are large.
+installing=
+if [[ $frameworks == yes ]]; then
+  install_frameworks &
+  installing=$!
+  trap 'kill "$installing" 2> /dev/null || true' EXIT
+fi
+
 say "format and lint"
 ruff format --check python
 ruff check python
@@ -56,13 +72,11 @@ fi
 rm -rf "$folder/wheels"
 pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w "$folder/wheels" . \
   --config-settings=cmake.define.FLASHOVERLAP_WERROR=ON
-pip_install 120 "$venv/bin/python" --force-reinstall --no-deps "$folder"/wheels/flashoverlap-*.whl
 
 say "types"
-# As installed, with the generated stub, but elsewhere: mypy takes what lies beside it in site-packages for ours.
+# The wheel, with the generated stub, but not installed: mypy takes what lies beside it in site-packages for ours.
 rm -rf "$folder/typed"
-mkdir "$folder/typed"
-cp -r "$(cd "$folder" && python -c 'import flashoverlap, os; print(os.path.dirname(flashoverlap.__file__))')" "$folder/typed"
+python -m zipfile -e "$folder"/wheels/flashoverlap-*.whl "$folder/typed"
 (cd "$folder/typed" && mypy --config-file "$root/pyproject.toml" flashoverlap)
 
 say "a fresh environment with the wheel and NumPy: the example of the README"
@@ -72,12 +86,11 @@ pip_install 300 "$folder/fresh/bin/python" numpy "$folder"/wheels/flashoverlap-*
 sed -n '/^```python$/,/^```$/p' README.md | grep -v '^```' > "$folder/readme.py"
 (cd "$folder" && timeout 120 fresh/bin/python readme.py)
 
-if [[ $frameworks == yes ]]; then
-  for framework in jax torch; do
-    say "installing $framework"
-    pip_install 400 "$venv/bin/python" "$framework" || say "$framework cannot be installed here: its tests are skipped"
-  done
+if [[ -n $installing ]]; then
+  say "waiting for the frameworks"
+  wait "$installing"
 fi
+pip_install 120 "$venv/bin/python" --force-reinstall --no-deps "$folder"/wheels/flashoverlap-*.whl
 
 say "tests"
 export PYTHONFAULTHANDLER=1 PYTHONDONTWRITEBYTECODE=1

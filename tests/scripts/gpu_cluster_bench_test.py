@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import gpu_cluster_bench as bench  # noqa: E402
+import gpu_cluster_results as results  # noqa: E402
 
 
 def shell(name, text, limit_s=60, processes=0):
@@ -160,15 +161,15 @@ def case(op="ag", ranks=2, m=4096, n=8192, k=2048, serial=200.0, overlapped=125.
 
 class ResultsTest(unittest.TestCase):
     def test_figures(self):
-        figures = bench.case_figures(case())
+        figures = results.case_figures(case())
         self.assertAlmostEqual(figures["bound_us"], 120)
         self.assertAlmostEqual(figures["speedup"], 1.6)
         self.assertAlmostEqual(figures["share"], 1.6 / (200 / 120))
         self.assertAlmostEqual(figures["prediction_error"], 5 / 125)
-        self.assertNotIn("prediction_error", bench.case_figures(case(method="serial", predicted_us=0)))
+        self.assertNotIn("prediction_error", results.case_figures(case(method="serial", predicted_us=0)))
 
     def test_table_has_one_row_a_case_in_order(self):
-        text = bench.render_table([case(ranks=4), case(op="ar"), case(m=1024, serial=150)])
+        text = results.render_table([case(ranks=4), case(op="ar"), case(m=1024, serial=150)])
         rows = text.splitlines()
         self.assertEqual(len(rows), 2 + 3)
         self.assertEqual(len({row.count("|") for row in rows}), 1, "every row has as many columns")
@@ -178,14 +179,14 @@ class ResultsTest(unittest.TestCase):
         self.assertIn("| 120 | 80 | 200 | 125 | 1.600 | 120 | 0.96 | messages | 130 | 4.0 | 130 | 0 |", rows[4])
 
     def test_targets_are_met_missed_or_not_measured(self):
-        rows = {row[0]: row for row in bench.judge([case(), case(op="rs", overlapped=210, k=3584)])}
+        rows = {row[0]: row for row in results.judge([case(), case(op="rs", overlapped=210, k=3584)])}
         self.assertEqual(rows["all-gather + GEMM, m >= 4096: speed-up, median"][3], "met")
         self.assertEqual(rows["GEMM + reduce-scatter, all: speed-up, median"][3], "missed")
         self.assertEqual(rows["GEMM + all-reduce, k per rank 1024: speed-up, median"][3], "not measured")
         self.assertEqual(rows["any case: speed-up, worst"][3], "missed")
         self.assertIn("0.952 of 2", rows["any case: speed-up, worst"][2])
         self.assertEqual(rows["MoE layer: speed-up"][3], "not on GPUs yet")
-        self.assertEqual({row[3] for row in bench.judge([])}, {"not measured", "not on GPUs yet"})
+        self.assertEqual({row[3] for row in results.judge([])}, {"not measured", "not on GPUs yet"})
 
     def test_shapes_are_those_of_the_issue(self):
         shapes = bench.shapes(4)
@@ -201,21 +202,21 @@ class ResultsTest(unittest.TestCase):
         }
 
     def test_profiles_of_one_machine_are_merged(self):
-        merged = bench.merge_profiles([self.profile(8), self.profile(2), self.profile(2)])
+        merged = results.merge_profiles([self.profile(8), self.profile(2), self.profile(2)])
         self.assertEqual([curve["world_size"] for curve in merged["curves"]], [8, 2])
         self.assertEqual(merged["provenance"]["sources"], ["of 8", "of 2"])
-        self.assertIsNone(bench.merge_profiles([]))
+        self.assertIsNone(results.merge_profiles([]))
         with self.assertRaisesRegex(ValueError, "profiles of GPU and other cannot be merged"):
-            bench.merge_profiles([self.profile(8), self.profile(2, device="other")])
+            results.merge_profiles([self.profile(8), self.profile(2, device="other")])
         with self.assertRaisesRegex(ValueError, "differ in units: 132 and 78"):
-            bench.merge_profiles([self.profile(8), self.profile(2, units=78)])
+            results.merge_profiles([self.profile(8), self.profile(2, units=78)])
 
     def test_json_lines_leave_out_what_was_cut_off(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "lines"
             path.write_text('{"a":1}\n{"a":2}\n{"a":')
-            self.assertEqual(bench.json_lines(path), [{"a": 1}, {"a": 2}])
-            self.assertEqual(bench.json_lines(Path(folder) / "none"), [])
+            self.assertEqual(results.json_lines(path), [{"a": 1}, {"a": 2}])
+            self.assertEqual(results.json_lines(Path(folder) / "none"), [])
 
 
 class WholeTest(unittest.TestCase):
