@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/fail.h"
 #include "flashoverlap/machine_profile.h"
-#include "flashoverlap/simulator.h"
+#include "flashoverlap/moe_choice.h"
 #include "format.h"
 #include "moe_options.h"
 #include "option_values.h"
@@ -78,6 +80,7 @@ struct MoeSimulation {
   MoeProblem problem;
   std::string machine;
   SimulationOptions simulation;
+  bool search = false;
   bool json = false;
 };
 
@@ -93,36 +96,19 @@ struct Phase {
   }
 };
 
-Phase simulate_phase(const MoeSimulation& command, const MachineProfile& machine, const MoeCounts& counts,
-                     bool second) {
-  const MoeProblem& p = command.problem;
-  MoePlanOptions options = moe_plan_options(p, 0);
-  const std::int64_t consumers = options.transport == MoeTransport::kPut ? p.consumers : 0;
-  const auto plans_of = [&](const MoePlanOptions& o) {
-    return second ? plan_moe_combine_all(o, counts, p.hidden, p.intermediate)
-                  : plan_moe_dispatch_all(o, counts, 2 * p.intermediate, p.hidden);
-  };
-  options.resources = {.compute_units = std::max<std::int64_t>(1, machine.units - consumers),
-                       .communication_units = consumers};
-  const auto run = [&](const std::vector<OverlapPlan>& plans) {
-    return simulate(std::span<const OverlapPlan>(plans), machine, command.simulation);
-  };
-  Phase phase;
-  {
-    const std::vector<OverlapPlan> plans = plans_of(options);
-    phase.overlap_us = run(plans).total_us;
-  }
-  // The baseline: the same tiles on all units, then one all-to-all.
-  options.padding = MoePadding::kRagged;
-  options.order = MoeOrder::kOwnerMajor;
-  options.transport = MoeTransport::kCollective;
-  options.collective_groups = 1;
-  options.resources = {.compute_units = machine.units, .communication_units = 0};
-  const SimulationResult serial = run(plans_of(options));
-  phase.serial_us = serial.total_us;
-  for (const RankSimulation& rank : serial.ranks)
-    phase.compute_us = std::max(phase.compute_us, rank.alone_us);
-  return phase;
+MoeChoice simulate_layer(const MoeSimulation& command, const MachineProfile& machine,
+                         const MoeCounts& counts) {
+  const MoeProblem& problem = command.problem;
+  MoeChoiceRequest request;
+  request.counts = counts;
+  request.options = moe_plan_options(problem, 0);
+  request.options.resources = {.compute_units = machine.units, .communication_units = problem.consumers};
+  request.hidden = problem.hidden;
+  request.hidden_cols = 2 * problem.intermediate;
+  request.intermediate = problem.intermediate;
+  request.simulation = command.simulation;
+  if (command.search) request.consumers = request.segment_bands = {1, 2, 4, 8, 16};
+  return choose_moe(request, machine);
 }
 
 void check_size(const MoeProblem& p) {
@@ -155,10 +141,12 @@ int simulate_moe(MoeSimulation& command) {
   }
   const MoeCounts counts = counts_of(make_routings(p), p.capacity);
   check_size(p);
-  const Phase dispatch = simulate_phase(command, machine, counts, false);
-  const Phase combine = simulate_phase(command, machine, counts, true);
-  const double serial = dispatch.serial_us + combine.serial_us;
-  const double overlap = dispatch.overlap_us + combine.overlap_us;
+  const MoeChoice choice = simulate_layer(command, machine, counts);
+  const MoeCandidate& best = choice.best_overlap();
+  const Phase dispatch{choice.dispatch_gemm_us, choice.serial.dispatch_us, best.dispatch_us};
+  const Phase combine{choice.combine_gemm_us, choice.serial.combine_us, best.combine_us};
+  const double serial = choice.serial.total_us();
+  const double overlap = best.total_us();
   if (command.json) {
     const auto json_of = [](const Phase& phase) {
       return nlohmann::ordered_json{{"compute_us", phase.compute_us},
@@ -172,9 +160,13 @@ int simulate_moe(MoeSimulation& command) {
                 {"ranks", p.ranks},
                 {"dispatch", json_of(dispatch)},
                 {"combine", json_of(combine)},
+                {"consumers", best.options.resources.communication_units},
+                {"segment_bands", best.options.segment_bands},
+                {"choice", choice.overlaps() ? "overlap" : "serial"},
                 {"serial_us", serial},
                 {"overlap_us", overlap},
-                {"speedup", serial / overlap}});
+                {"speedup", serial / overlap},
+                {"chosen_us", std::min(serial, overlap)}});
     return kExitSuccess;
   }
   const auto row = [](const Phase& phase) {
@@ -184,12 +176,16 @@ int simulate_moe(MoeSimulation& command) {
   };
   fmt::print(
       "{}",
-      to_table({{"operator", text_of(p)},
-                {"machine", fmt::format("{} ({}), simulated", machine.name, machine.provenance.kind)},
-                {"dispatch", row(dispatch)},
-                {"return", row(combine)},
-                {"both", fmt::format("serial {}, overlapped {}: {:.3f}x (activation and sum not counted)",
-                                     text_of_us(serial), text_of_us(overlap), serial / overlap)}}));
+      to_table(
+          {{"operator", text_of(p)},
+           {"machine", fmt::format("{} ({}), simulated", machine.name, machine.provenance.kind)},
+           {"dispatch", row(dispatch)},
+           {"return", row(combine)},
+           {"consumers", fmt::format("{}, {} bands a segment", best.options.resources.communication_units,
+                                     best.options.segment_bands)},
+           {"both", fmt::format("serial {}, overlapped {}: {:.3f}x (activation and sum not counted)",
+                                text_of_us(serial), text_of_us(overlap), serial / overlap)},
+           {"choice", choice.reason}}));
   return kExitSuccess;
 }
 
@@ -217,6 +213,7 @@ void add_moe_simulate(CLI::App& parent, Action& action) {
   add_number(sub, "--jitter", command->simulation.jitter, 0, kMaxJitter,
              "Relative standard deviation of tile and transfer times")
       ->default_str("0");
+  sub.add_flag("--search", command->search, "Take the best of 1 to 16 consumers and 1 to 16 bands a segment");
   sub.add_flag("--json", command->json, "Print one JSON object instead of the table");
   sub.callback([&sub, command, &action] {
     require_options_behind(sub);

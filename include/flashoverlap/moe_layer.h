@@ -4,8 +4,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "flashoverlap/machine_profile.h"
 #include "flashoverlap/moe_controller.h"
 #include "flashoverlap/moe_plan.h"
 #include "flashoverlap/moe_routing.h"
@@ -13,6 +15,18 @@
 
 /// The mixture-of-experts layer with both all-to-alls hidden behind the expert GEMMs.
 namespace flashoverlap {
+
+/// Which calls with Method::kOverlap are overlapped.
+enum class MoeOverlapIf {
+  kAlways,
+  /// Where it is faster: the first calls go both ways in turn, and are timed; then the faster way stays,
+  /// until the rows of a rank change by more than a quarter, or for 1000 calls.
+  kMeasured,
+  /// Where the simulator says so for `MoeLayerOptions::machine`; asked again when the rows of a rank change
+  /// by more than a quarter. Rank 0 decides.
+  kPredicted,
+};
+[[nodiscard]] std::string_view name_of(MoeOverlapIf overlap_if);  ///< "always", "measured", "predicted"
 
 /// All ranks pass the same values.
 struct MoeLayerOptions {
@@ -38,6 +52,10 @@ struct MoeLayerOptions {
   /// Let the layer change consumers, compute threads and segment_bands between calls.
   bool adapt = false;
   MoeControllerOptions controller = {};
+  /// "Not overlapping where that wins": little to hide transfers behind, or transfers too small to cut.
+  MoeOverlapIf overlap_if = MoeOverlapIf::kAlways;
+  /// kPredicted: the machine, with its links. Rank 0 needs it; others' is not looked at.
+  std::shared_ptr<const MachineProfile> machine = nullptr;
   bool poison_workspace = false;  ///< Fill the layer's buffers with NaN before each forward (tests).
 };
 
@@ -76,6 +94,8 @@ struct MoeReport {
   double consumer_idle = 0;
   MoeSetting setting;      ///< In force in this call.
   std::string adaptation;  ///< What the controller decided before it, and why; empty where it is off.
+  Method method = Method::kOverlap;  ///< How it was carried out: kOverlap or kSerial.
+  std::string choice;                ///< Why, where `overlap_if` decided; otherwise empty.
 };
 
 /// Gradients; null: not wanted, except where said.
@@ -121,7 +141,8 @@ class MoeLayer {
 
   /// Gradients of the call of `forward` before it, which must have had the same x, routing and weights, by
   /// the gradient of its output, out_gradient: [tokens, H]. Dropped rows have no gradient. The gradients'
-  /// dispatch and return are hidden in the same way. Error(kBadArgument) when there was no forward, or
+  /// dispatch and return are hidden in the same way; where `overlap_if` decides, backward goes as its forward
+  /// went. Error(kBadArgument) when there was no forward, or
   /// `gradients` has no input.
   MoeReport backward(const void* out_gradient, std::int64_t ldg, const MoeWeights& weights,
                      const MoeGradients& gradients, Method method = Method::kOverlap,

@@ -73,6 +73,10 @@ struct MoePlanOptions {
   Resources resources;
 };
 
+/// The same without overlap, the baseline: the rows that no padding changes, one all-to-all before the first
+/// GEMM and one after the second.
+[[nodiscard]] MoePlanOptions serial_moe_options(const MoePlanOptions& options);
+
 /// How many rows each rank sends to each expert: all that a plan needs to know of the routing.
 struct MoeCounts {
   std::int32_t world_size = 1;

@@ -18,6 +18,8 @@ MoeReport MoeLayer::backward(const void* out_gradient, std::int64_t ldg, const M
   State& s = *state_;
   MoeReport report;
   ops::Stopwatch watch;
+  if (s.options.overlap_if != MoeOverlapIf::kAlways && method == Method::kOverlap) method = s.call_method;
+  report.method = method;
   s.meet(
       "backward",
       [&] {

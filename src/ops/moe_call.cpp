@@ -20,27 +20,35 @@ std::int64_t chosen(std::int64_t option, std::int64_t otherwise) {
   return option == 0 ? otherwise : option;
 }
 
-/// What a rank shows at the start of a call: the observation of the call before, then rows per expert.
-std::string encode(const MoeObservation& observation, const std::vector<std::int64_t>& rows) {
-  std::string bytes(sizeof(MoeObservation) + rows.size() * sizeof(std::int64_t), '\0');
-  std::memcpy(bytes.data(), &observation, sizeof(MoeObservation));
+/// What a rank tells of the call before.
+struct Told {
+  MoeObservation observation;
+  double call_us = 0;
+};
+
+/// What a rank shows at the start of a call: the call before, then rows per expert.
+std::string encode(const Told& told, const std::vector<std::int64_t>& rows) {
+  std::string bytes(sizeof(Told) + rows.size() * sizeof(std::int64_t), '\0');
+  std::memcpy(bytes.data(), &told, sizeof(Told));
   if (!rows.empty()) {
-    std::memcpy(bytes.data() + sizeof(MoeObservation), rows.data(), rows.size() * sizeof(std::int64_t));
+    std::memcpy(bytes.data() + sizeof(Told), rows.data(), rows.size() * sizeof(std::int64_t));
   }
   return bytes;
 }
 
-void decode(const std::string& bytes, MoeObservation& worst, std::vector<std::int64_t>& rows,
+void decode(const std::string& bytes, Told& worst, std::vector<std::int64_t>& rows,
             std::int64_t num_experts) {
   const auto size = static_cast<std::size_t>(num_experts);
-  if (bytes.size() != sizeof(MoeObservation) + size * sizeof(std::int64_t)) {
+  if (bytes.size() != sizeof(Told) + size * sizeof(std::int64_t)) {
     core::fail(ErrorKind::kCommunication, "counts of another rank have {} bytes; {} are expected",
-               bytes.size(), sizeof(MoeObservation) + size * sizeof(std::int64_t));
+               bytes.size(), sizeof(Told) + size * sizeof(std::int64_t));
   }
-  MoeObservation other;
+  Told other;
   std::memcpy(&other, bytes.data(), sizeof(other));
   // The rank that ends last tells.
-  if (other.producer_us + other.backlog_us > worst.producer_us + worst.backlog_us) worst = other;
+  const auto end = [](const MoeObservation& o) { return o.producer_us + o.backlog_us; };
+  if (end(other.observation) > end(worst.observation)) worst.observation = other.observation;
+  worst.call_us = std::max(worst.call_us, other.call_us);
   const std::size_t begin = rows.size();
   rows.resize(begin + size);
   std::memcpy(rows.data() + begin, bytes.data() + sizeof(other), size * sizeof(std::int64_t));
@@ -83,10 +91,7 @@ MoePlanOptions MoeLayer::State::plan_options(Method method) const {
   plan.collective_groups = options.collective_groups;
   plan.resources = {.compute_units = std::max(1, context.num_threads()), .communication_units = 0};
   if (method == Method::kSerial) {
-    plan.padding = MoePadding::kRagged;
-    plan.order = MoeOrder::kOwnerMajor;
-    plan.transport = MoeTransport::kCollective;
-    plan.collective_groups = 1;
+    plan = serial_moe_options(plan);
   } else if (plan.transport == MoeTransport::kPut) {
     const MoeSetting& setting = controller.setting();
     plan.segment_bands = setting.segment_bands;
@@ -105,7 +110,8 @@ std::uint64_t MoeLayer::State::agreement(std::string_view call_name, std::int32_
         options.tile_n, static_cast<std::int64_t>(options.padding), static_cast<std::int64_t>(options.order),
         static_cast<std::int64_t>(options.transport), options.segment_bands, options.consumers,
         options.collective_groups, options.capacity, std::int64_t{!controller.frozen()},
-        static_cast<std::int64_t>(method), std::int64_t{top_k}}) {
+        static_cast<std::int64_t>(options.overlap_if), static_cast<std::int64_t>(method),
+        std::int64_t{top_k}}) {
     hash.add(value);
   }
   return hash.value();
@@ -132,7 +138,7 @@ void MoeLayer::State::check_weights(const MoeWeights& weights) const {
 }
 
 MoeCounts MoeLayer::State::exchange_counts(const MoeRouting& routing, const std::function<void()>& check,
-                                           Method method, MoeReport& report) {
+                                           Method& method, MoeReport& report) {
   const std::vector<std::string> payloads = ops::agree(communicator, label(), [&]() -> ops::Ticket {
     if (routing.num_experts != options.num_experts) {
       core::fail(ErrorKind::kBadArgument, "the routing is for {} experts, the layer has {}",
@@ -143,13 +149,17 @@ MoeCounts MoeLayer::State::exchange_counts(const MoeRouting& routing, const std:
     return {.agreement = agreement("forward", routing.top_k, method),
             .description = fmt::format("{} top_k={}, {}", label(), routing.top_k,
                                        method == Method::kSerial ? "serial" : "overlapped"),
-            .payload = encode(observed ? observation : MoeObservation{}, counts)};
+            .payload = encode({observed ? observation : MoeObservation{}, call_us}, counts)};
   });
   MoeCounts all{communicator.size(), options.num_experts, {}};
-  MoeObservation worst;
+  Told worst;
   for (const std::string& payload : payloads) decode(payload, worst, all.rows, options.num_experts);
-  if (options.adapt && worst.producer_us > 0) report.adaptation = controller.observe(worst);
+  if (options.adapt && worst.observation.producer_us > 0) {
+    report.adaptation = controller.observe(worst.observation);
+  }
   observed = false;
+  call_us = 0;
+  method = decide(method, all, worst.call_us, report);
   return all;
 }
 

@@ -31,6 +31,11 @@ void check_options(const MoeLayerOptions& options, Communicator& communicator) {
     core::fail(ErrorKind::kBadArgument, "consumers is {} and may become {}; at most {} are expected",
                options.consumers, options.controller.max_consumers, kMaxConsumers);
   }
+  if (options.overlap_if == MoeOverlapIf::kPredicted && communicator.rank() == 0 &&
+      options.machine == nullptr) {
+    core::fail(ErrorKind::kBadArgument,
+               "overlap_if is 'predicted', but there is no machine; a machine profile is expected");
+  }
   // The plan's own checks, on nothing.
   MoePlanOptions plan;
   plan.world_size = communicator.size();
@@ -72,15 +77,15 @@ MoeLayer::MoeLayer(Context& context, const MoeLayerOptions& options) {
   ops::agree(context.communicator(), name, [&]() -> ops::Ticket {
     check_options(options, context.communicator());
     state_ = std::make_unique<State>(context, options);
-    return {
-        .agreement = state_->agreement("layer", 0, Method::kOverlap),
-        .description = fmt::format(
-            "{}, {}{}, tile {}x{}, {}, {}, {}, capacity {}, {} bands a segment, {} consumers, {} groups{}",
-            state_->label(), options.gated ? "gated " : "", name_of(options.activation), options.tile_m,
-            options.tile_n, name_of(options.padding), name_of(options.order), name_of(options.transport),
-            options.capacity, options.segment_bands, options.consumers, options.collective_groups,
-            options.adapt ? ", adaptive" : ""),
-        .payload = {}};
+    return {.agreement = state_->agreement("layer", 0, Method::kOverlap),
+            .description = fmt::format(
+                "{}, {}{}, tile {}x{}, {}, {}, {}, capacity {}, {} bands a segment, {} consumers, {} "
+                "groups{}, overlapped {}",
+                state_->label(), options.gated ? "gated " : "", name_of(options.activation), options.tile_m,
+                options.tile_n, name_of(options.padding), name_of(options.order), name_of(options.transport),
+                options.capacity, options.segment_bands, options.consumers, options.collective_groups,
+                options.adapt ? ", adaptive" : "", name_of(options.overlap_if)),
+            .payload = {}};
   });
 }
 
@@ -177,6 +182,10 @@ MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& r
     s.fill_report(report, method);
   });
   s.results_valid = true;
+  s.call_method = method;
+  if (method == Method::kSerial) s.observed = false;  // consumers had nothing to do
+  // What the counts cost is the same either way, but for plans that the first call makes.
+  s.call_us = report.phases.total_us() - report.phases.counts_us;
   return report;
 }
 

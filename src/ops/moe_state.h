@@ -9,6 +9,7 @@
 #include "cpu/thread_pool.h"
 #include "cpu/workspace.h"
 #include "flashoverlap/moe_layer.h"
+#include "ops/moe_chooser.h"
 #include "ops/moe_passes.h"
 #include "ops/moe_rows.h"
 
@@ -50,9 +51,12 @@ struct MoeLayer::State {
                     std::int64_t rows) const;
   void check_weights(const MoeWeights& weights) const;
 
-  /// Meets the other ranks: counts, observations of the call before; decides on the setting.
-  MoeCounts exchange_counts(const MoeRouting& routing, const std::function<void()>& check, Method method,
+  /// Meets the other ranks: counts, observations of the call before; decides on the setting and the method.
+  MoeCounts exchange_counts(const MoeRouting& routing, const std::function<void()>& check, Method& method,
                             MoeReport& report);
+  /// How to carry out a call with these counts; the same on all ranks. moe_overlap_if.cpp.
+  [[nodiscard]] Method decide(Method asked, const MoeCounts& counts, double last_call_us, MoeReport& report);
+  [[nodiscard]] ops::MoeChooser::Decision predict(const MoeCounts& counts);
   void meet(const char* what, const std::function<void()>& check, Method method);
   void start_call(const MoeRouting& routing, const MoeCounts& counts);
   void prepare(Plans& plans, Method method, std::int64_t dispatch_n, std::int64_t combine_k) const;
@@ -79,6 +83,11 @@ struct MoeLayer::State {
   bool results_valid = false;  ///< Buffers hold what the last forward left.
   MoeObservation observation;
   bool observed = false;
+  double call_us = 0;  ///< Of the last forward on this rank; 0: not known.
+  ops::MoeChooser chooser;
+  ops::MoeChooser::Decision predicted;
+  std::int64_t predicted_rows = -1;       ///< For which `predicted` holds.
+  Method call_method = Method::kOverlap;  ///< Of the last forward.
 
   cpu::AlignedBuffer rows;       ///< A of the first GEMM: [places.num_rows, H]
   cpu::AlignedBuffer hidden;     ///< [layout.rows, U]

@@ -81,7 +81,7 @@ void combine_by_puts(MoeWorld& world, OverlapPlan& plan) {
   receive_puts(world, plan, tiles.cols);
   std::map<std::int32_t, std::int64_t> next_slice;
   std::vector<std::vector<PlacementSegment>> placed(index(plan.grid.num_tiles()));
-  const auto consumers = std::max<std::int64_t>(1, plan.resources.communication_units);
+  PutChannels channels(plan);
   for (std::size_t s = 0; s < world.segments(plan.rank).size(); ++s) {
     const MoeSegment& segment = world.segments(plan.rank)[s];
     const auto group = static_cast<std::int64_t>(s);
@@ -109,7 +109,7 @@ void combine_by_puts(MoeWorld& world, OverlapPlan& plan) {
       plan.transfers.push_back(
           {.kind = TransferKind::kPut,
            .trigger = {TriggerKind::kGroup, group},
-           .channel = static_cast<std::int32_t>(group % consumers),
+           .channel = channels.next(run.destination),
            .peer = run.destination,
            .source = {BufferKind::kPacked, begin, count},
            .destination = {BufferKind::kReceived, run.destination_row * plan.output_cols, count},

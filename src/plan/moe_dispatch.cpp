@@ -75,8 +75,7 @@ void dispatch_by_puts(MoeWorld& world, OverlapPlan& plan, std::int64_t k) {
     for (std::int64_t e = 0; e < world.first_expert(plan.rank); ++e) rows += world.counts().at(plan.rank, e);
     return rows;
   }();
-  const auto consumers =
-      static_cast<std::int32_t>(std::max<std::int64_t>(1, plan.resources.communication_units));
+  PutChannels channels(plan);
   for (std::int32_t step = 1; step < plan.world_size; ++step) {
     const std::int32_t peer = (plan.rank + step) % plan.world_size;
     const std::vector<MoeArrival>& arrivals = world.arrivals(peer);
@@ -85,10 +84,9 @@ void dispatch_by_puts(MoeWorld& world, OverlapPlan& plan, std::int64_t k) {
       // Send rows for this rank itself are not among those behind the expert rows.
       const std::int64_t skipped = it->owner_row > own_begin ? layout.own_rows : 0;
       const std::int64_t from = layout.rows + it->owner_row - skipped;
-      const auto number = static_cast<std::int32_t>(std::ssize(plan.transfers));
       plan.transfers.push_back({.kind = TransferKind::kPut,
                                 .trigger = {},
-                                .channel = number % consumers,
+                                .channel = channels.next(peer),
                                 .peer = peer,
                                 .source = {BufferKind::kInput, from * k, it->rows * k},
                                 .destination = {BufferKind::kInput, it->row_begin * k, it->rows * k},

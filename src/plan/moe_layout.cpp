@@ -124,6 +124,15 @@ MoeCounts with_capacity(const MoeCounts& counts, std::int64_t capacity) {
   return kept;
 }
 
+MoePlanOptions serial_moe_options(const MoePlanOptions& options) {
+  MoePlanOptions serial = options;
+  serial.padding = MoePadding::kRagged;
+  serial.order = MoeOrder::kOwnerMajor;
+  serial.transport = MoeTransport::kCollective;
+  serial.collective_groups = 1;
+  return serial;
+}
+
 std::int64_t first_expert(std::int64_t num_experts, std::int32_t world_size, std::int32_t rank) {
   return plan::share_begin(num_experts, world_size, rank);
 }

@@ -228,6 +228,25 @@ std::vector<Problem> moe_problems(const MoePlanOptions& options, const MoeLayout
   return problems;
 }
 
+PutChannels::PutChannels(const OverlapPlan& plan)
+    : rank_(plan.rank),
+      world_size_(plan.world_size),
+      consumers_(static_cast<std::int32_t>(std::max<std::int64_t>(1, plan.resources.communication_units))),
+      puts_(index(plan.world_size), 0) {}
+
+std::int32_t PutChannels::next(std::int32_t peer) {
+  const std::int32_t others = world_size_ - 1;
+  const std::int32_t steps = (peer - rank_ - 1 + world_size_) % world_size_;
+  // What a rank puts to itself stands behind all others and moves over no link.
+  if (consumers_ <= others || steps == others) return steps % consumers_;
+  // Those left over serve the ranks whose turn is last: less time is left for what they get.
+  const std::int32_t each = consumers_ / others;
+  const std::int32_t first_with_more = others - consumers_ % others;
+  const std::int32_t own = each + (steps >= first_with_more ? 1 : 0);
+  const std::int32_t turn = puts_[index(peer)]++ % own;
+  return turn < each ? steps + others * turn : others * each + steps - first_with_more;
+}
+
 TileIndex::TileIndex(const std::vector<Problem>& problems, std::int64_t n, std::int64_t tile_m,
                      std::int64_t tile_n)
     : cols(ceil_div(n, tile_n)) {

@@ -98,6 +98,23 @@ OverlapPlan moe_combine_plan(MoeWorld& world, std::int32_t rank, std::int64_t n,
 void combine_by_puts(MoeWorld& world, OverlapPlan& plan);
 void combine_by_all_to_alls(MoeWorld& world, OverlapPlan& plan);
 
+/// Which consumer puts what. Each serves some of the other ranks, so that as many ranks as possible are put
+/// to at a time: with consumers that take puts in turn, several of them would share the port of one rank
+/// while other ports idle. Where consumers outnumber ranks, no rank shares one, and some have several that
+/// take turns.
+class PutChannels {
+ public:
+  explicit PutChannels(const OverlapPlan& plan);
+  /// The channel of the next put to `peer`.
+  [[nodiscard]] std::int32_t next(std::int32_t peer);
+
+ private:
+  std::int32_t rank_;
+  std::int32_t world_size_;
+  std::int32_t consumers_;
+  std::vector<std::int32_t> puts_;  ///< So far, by peer.
+};
+
 /// First tile of each problem in the grid, and the number of tile columns.
 struct TileIndex {
   std::vector<std::int64_t> first;

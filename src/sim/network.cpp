@@ -15,6 +15,7 @@ Network::Network(const MachineProfile& machine, std::int64_t world_size)
     ports += 2 * static_cast<std::size_t>(domains * use.ports);
   }
   load_.resize(ports, 0);
+  port_flows_.resize(ports);
 }
 
 const BandwidthCurve& Network::curve(TransferKind kind, std::int64_t communication_units, DType dtype) {
@@ -36,8 +37,9 @@ double Network::message_us(TransferKind kind, std::int64_t bytes, std::int64_t f
   if (bytes == 0) return 0;
   const bool measured = machine_.measured_curve(kind, world_size_, communication_units, dtype) != nullptr;
   if (measured || machine_.levels.empty()) return curve(kind, communication_units, dtype).time_us(bytes);
-  const LevelUse& use = uses_[level_between(machine_.levels, from, to)];
-  return use.latency_us + static_cast<double>(bytes) * use.us_per_byte;
+  const std::size_t level = level_between(machine_.levels, from, to);
+  // Two ranks are no tree: the latency does not grow with the number of domains.
+  return machine_.levels[level].latency_us + static_cast<double>(bytes) * uses_[level].us_per_byte;
 }
 
 std::size_t Network::port(std::size_t level, std::int64_t rank, bool outgoing) const {
@@ -80,26 +82,42 @@ std::int64_t Network::start(Flow flow, double alone_us, double now_us, std::vect
   const std::int64_t number = next_flow_++;
   flow.since_us = now_us;
   flow.end_us = now_us + alone_us;
-  for (const auto& [p, fraction] : flow.ports) load_[p] += fraction;
-  flows_.emplace(number, std::move(flow));
-  share(now_us, changed);
+  for (const auto& [p, fraction] : flow.ports) {
+    load_[p] += fraction;
+    port_flows_[p].push_back(number);  // the highest so far
+  }
+  const Flow& started = flows_.emplace(number, std::move(flow)).first->second;
+  share(started.ports, now_us, changed);
   if (std::find(changed.begin(), changed.end(), number) == changed.end()) changed.push_back(number);
   return number;
 }
 
 void Network::finish(std::int64_t number, double now_us, std::vector<std::int64_t>& changed) {
-  for (const auto& [p, fraction] : flows_.at(number).ports) {
-    load_[p] = std::max(0.0, load_[p] - fraction);
-  }
+  const Flow ended = std::move(flows_.at(number));
   flows_.erase(number);
-  share(now_us, changed);
+  for (const auto& [p, fraction] : ended.ports) {
+    load_[p] = std::max(0.0, load_[p] - fraction);
+    port_flows_[p].erase(std::ranges::lower_bound(port_flows_[p], number));
+  }
+  share(ended.ports, now_us, changed);
 }
 
 /// A flow runs at the rate of its most loaded port. Only flows whose rate changes get a new end, so that a
-/// flow that never shares keeps the exact end it started with.
-void Network::share(double now_us, std::vector<std::int64_t>& changed) {
+/// flow that never shares keeps the exact end it started with. The rates of flows elsewhere cannot have
+/// changed: with a thousand ranks that put to each other, looking at all flows would take nearly all of the
+/// time.
+void Network::share(const std::vector<std::pair<std::size_t, double>>& ports, double now_us,
+                    std::vector<std::int64_t>& changed) {
   constexpr double kFull = 1 + 1e-9;  // sums of fractions are rounded
-  for (auto& [number, flow] : flows_) {
+  std::vector<std::int64_t> touched;
+  for (const auto& [p, fraction] : ports) {
+    touched.insert(touched.end(), port_flows_[p].begin(), port_flows_[p].end());
+  }
+  std::ranges::sort(touched);
+  const auto repeated = std::ranges::unique(touched);
+  touched.erase(repeated.begin(), repeated.end());
+  for (const std::int64_t number : touched) {
+    Flow& flow = flows_.at(number);
     double load = 1;
     for (const auto& [p, fraction] : flow.ports) {
       if (load_[p] > kFull) load = std::max(load, load_[p]);

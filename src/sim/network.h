@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -45,14 +46,17 @@ class Network {
   const BandwidthCurve& curve(TransferKind kind, std::int64_t communication_units, DType dtype);
   [[nodiscard]] std::size_t port(std::size_t level, std::int64_t rank, bool outgoing) const;
   std::int64_t start(Flow flow, double alone_us, double now_us, std::vector<std::int64_t>& changed);
-  void share(double now_us, std::vector<std::int64_t>& changed);
+  /// Brings the rates of all flows that use one of `ports` up to date.
+  void share(const std::vector<std::pair<std::size_t, double>>& ports, double now_us,
+             std::vector<std::int64_t>& changed);
 
   const MachineProfile& machine_;
   std::int64_t world_size_;
   std::vector<LevelUse> uses_;  ///< Empty: the profile has curves only; each rank then has one port.
   std::vector<std::size_t> first_port_;
-  std::vector<double> load_;  ///< By port: sum of its flows' fractions.
-  std::map<std::int64_t, Flow> flows_;
+  std::vector<double> load_;                           ///< By port: sum of its flows' fractions.
+  std::vector<std::vector<std::int64_t>> port_flows_;  ///< By port: the flows that use it, ascending.
+  std::unordered_map<std::int64_t, Flow> flows_;
   std::map<CurveKey, BandwidthCurve> curves_;
   std::int64_t next_flow_ = 0;
 };

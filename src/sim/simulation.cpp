@@ -85,13 +85,22 @@ void Simulation::make_rank(std::int64_t number,
   rank.slice_from_transfer.resize(plan.slices.size(), -1);
   for (std::size_t t = 0; t < plan.transfers.size(); ++t) {
     rank.channels[plan.transfers[t].channel].transfers.push_back(static_cast<std::int64_t>(t));
-    if (plan.transfers[t].trigger.kind == TriggerKind::kStart) {
-      events_.push({.time_us = 0,
-                    .kind = EventKind::kTriggered,
-                    .rank = number,
-                    .index = static_cast<std::int64_t>(t)});
+    const Trigger& trigger = plan.transfers[t].trigger;
+    const auto transfer = static_cast<std::int64_t>(t);
+    switch (trigger.kind) {
+      case TriggerKind::kStart:
+        events_.push({.time_us = 0, .kind = EventKind::kTriggered, .rank = number, .index = transfer});
+        break;
+      case TriggerKind::kGroup:
+        rank.group_triggers.emplace_back(trigger.index, transfer);
+        break;
+      case TriggerKind::kSlice:
+        rank.slice_triggers.emplace_back(trigger.index, transfer);
+        break;
     }
   }
+  std::ranges::sort(rank.group_triggers);
+  std::ranges::sort(rank.slice_triggers);
 }
 
 SimulationResult Simulation::run() {
@@ -151,13 +160,15 @@ void Simulation::group_done(std::int64_t number, std::int64_t group, double now_
   RankState& rank = ranks_[at(number)];
   rank.group_done_us[at(group)] = now_us;
   if (rank.plan->groups[at(group)].num_tiles > 0) rank.last_tile_us = std::max(rank.last_tile_us, now_us);
-  for (std::size_t t = 0; t < rank.plan->transfers.size(); ++t) {
-    const Trigger& trigger = rank.plan->transfers[t].trigger;
-    if (trigger.kind != TriggerKind::kGroup || trigger.index != group) continue;
-    events_.push({.time_us = now_us + machine_.signal_us,
-                  .kind = EventKind::kTriggered,
-                  .rank = number,
-                  .index = static_cast<std::int64_t>(t)});
+  set_off(rank.group_triggers, number, group, now_us + machine_.signal_us);
+}
+
+/// The transfers of rank `number` that group or slice `index` triggers.
+void Simulation::set_off(const std::vector<std::pair<std::int64_t, std::int64_t>>& triggers,
+                         std::int64_t number, std::int64_t index, double time_us) {
+  auto it = std::ranges::lower_bound(triggers, std::pair{index, std::int64_t{0}});
+  for (; it != triggers.end() && it->first == index; ++it) {
+    events_.push({.time_us = time_us, .kind = EventKind::kTriggered, .rank = number, .index = it->second});
   }
 }
 
@@ -327,14 +338,7 @@ void Simulation::slice_arrived(std::int64_t number, std::int64_t slice, std::int
   rank.slice_from_transfer[at(slice)] = from_transfer;
   rank.compute->slice_arrived(slice, rank.clock.work_at(now_us), now_us);
   schedule_compute(rank, number);
-  for (std::size_t t = 0; t < rank.plan->transfers.size(); ++t) {
-    const Trigger& trigger = rank.plan->transfers[t].trigger;
-    if (trigger.kind != TriggerKind::kSlice || trigger.index != slice) continue;
-    events_.push({.time_us = now_us,
-                  .kind = EventKind::kTriggered,
-                  .rank = number,
-                  .index = static_cast<std::int64_t>(t)});
-  }
+  set_off(rank.slice_triggers, number, slice, now_us);
 }
 
 /// A transfer begins (flows = 1) or ends (-1) on a rank: its units slow down or recover.

@@ -45,6 +45,9 @@ struct RankState {
   std::uint32_t compute_version = 0;
   std::vector<TransferState> transfers;
   std::map<std::int32_t, Channel> channels;
+  /// (group or slice, transfer that it sets off), sorted.
+  std::vector<std::pair<std::int64_t, std::int64_t>> group_triggers;
+  std::vector<std::pair<std::int64_t, std::int64_t>> slice_triggers;
   std::vector<double> group_done_us;  ///< -1: not yet.
   std::vector<std::int64_t>
       slice_from_rank;  ///< Who made the slice arrive, and with which of its transfers; -1: not yet.
@@ -87,6 +90,8 @@ class Simulation {
   void call_done(std::int64_t number, std::int64_t transfer, double now_us);
   void slice_arrived(std::int64_t number, std::int64_t slice, std::int64_t from_rank,
                      std::int64_t from_transfer, double now_us);
+  void set_off(const std::vector<std::pair<std::int64_t, std::int64_t>>& triggers, std::int64_t number,
+               std::int64_t index, double time_us);
   void set_busy(std::int64_t number, int flows, double stolen_rate, double now_us);
   void push_ends(const std::vector<std::int64_t>& changed);
   void finish_ranks();

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -138,6 +140,55 @@ TEST(MoeBands, RemoteFirstAndExpertsWithMostRemoteBandsFirst) {
   // Rule (ii): expert 1 has as many remote bands as expert 0, so they stay in their order.
   const std::vector<std::string> of_rank_0 = {"0: 1@0+2", "1: 1@2+4", "0: 0@0+3"};
   EXPECT_EQ(bands_text(small_options(0, MoePadding::kPaper, MoeOrder::kExpertMajor)), of_rank_0);
+}
+
+/// Channels of the puts to each rank.
+std::map<std::int32_t, std::set<std::int32_t>> channels_of(const OverlapPlan& plan) {
+  std::map<std::int32_t, std::set<std::int32_t>> channels;
+  for (const Transfer& transfer : plan.transfers) channels[transfer.peer].insert(transfer.channel);
+  return channels;
+}
+
+/// Puts to several ranks at a time use several ports; puts to one rank share one.
+TEST_F(MoePlanTest, ConsumersAreSpreadOverRanks) {
+  for (int round = 0; round < 40; ++round) {
+    MoePlanOptions options;
+    options.world_size = static_cast<std::int32_t>(pick(2, 9));
+    options.num_experts = options.world_size * pick(1, 3);
+    options.tile_m = 4;
+    options.tile_n = 4;
+    options.segment_bands = pick(1, 6);
+    options.rank = static_cast<std::int32_t>(pick(0, options.world_size - 1));
+    const std::int64_t consumers = pick(1, 16);
+    options.resources = {1, consumers};
+    MoeCounts counts{options.world_size, options.num_experts, {}};
+    counts.rows.assign(static_cast<std::size_t>(options.world_size * options.num_experts), pick(1, 30));
+    for (const Case& c : kCases) {
+      if (c.transport != MoeTransport::kPut) continue;
+      options.padding = c.padding;
+      options.order = c.order;
+      SCOPED_TRACE(text_of(options, counts, 8, 8) + fmt::format(" consumers {}", consumers));
+      for (const OverlapPlan& plan :
+           {plan_moe_dispatch(options, counts, 8, 8), plan_moe_combine(options, counts, 8, 8)}) {
+        auto channels = channels_of(plan);
+        channels.erase(options.rank);
+        ASSERT_EQ(std::ssize(channels), options.world_size - 1);
+        std::set<std::int32_t> all;
+        std::size_t uses = 0;
+        for (const auto& [peer, own] : channels) {
+          EXPECT_LE(std::ssize(own), (consumers + options.world_size - 2) / (options.world_size - 1));
+          EXPECT_GE(*own.begin(), 0);
+          EXPECT_LT(*own.rbegin(), consumers);
+          all.insert(own.begin(), own.end());
+          uses += own.size();
+        }
+        if (consumers >= options.world_size - 1) {
+          EXPECT_EQ(all.size(), uses) << "ranks share a consumer";
+        }
+        EXPECT_GE(std::ssize(all), std::min<std::int64_t>(consumers, options.world_size - 1));
+      }
+    }
+  }
 }
 
 std::vector<std::int64_t> sizes_of(const std::vector<MoeSegment>& segments) {

@@ -50,6 +50,14 @@ TEST(SimulatorMessages, ArrivalsInTimeAreHidden) {
   EXPECT_EQ(result.ranks[1].received_bytes, 2 * static_cast<std::int64_t>(kSliceBytes));
 }
 
+TEST(SimulatorMessages, LatencyOfAMessageIsThatOfTwoRanksHoweverManyThereAre) {
+  const std::vector<OverlapPlan> plans = plans_of(5);
+  MachineProfile grows = machine(kSliceBytes / 5e3, 100);
+  const double plain = simulate(plans, grows).total_us;
+  grows.levels[0].latency_grows = true;
+  EXPECT_EQ(simulate(plans, grows).total_us, plain);
+}
+
 TEST(SimulatorMessages, LateArrivalsHoldTilesUp) {
   const std::vector<OverlapPlan> plans = plans_of(2);
   const SimulationResult result = simulate(plans, machine(kSliceBytes / 20e3, 5));  // 25 us a slice
