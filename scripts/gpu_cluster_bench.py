@@ -302,7 +302,7 @@ def find_programs(options):
 
 def use_libraries_of(folder):
     """Libraries that the machine lacks may lie in the build folder itself."""
-    paths = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    paths = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")]), "/usr/local/cuda/lib64"]
     os.environ["LD_LIBRARY_PATH"] = ":".join(paths)
     if (folder / "libnccl.so.2").exists():
         os.environ.setdefault("FLASHOVERLAP_NCCL_LIBRARY", str(folder / "libnccl.so.2"))

@@ -17,8 +17,8 @@ namespace flashoverlap::cuda {
 struct DeviceGates {
   const std::uint32_t* needed = nullptr;  ///< [num_positions]; 0: starts at once. Null: no gates.
   const std::uint32_t* arrivals = nullptr;
-  const std::uint32_t* abort = nullptr;  ///< Device-accessible; a value other than 0 ends all waits.
-  WaitError* error = nullptr;            ///< As of WaitParams; `group` is the arrival waited for.
+  const std::uint32_t* abort = nullptr;       ///< Device-accessible; a value other than 0 ends all waits.
+  WaitError* error = nullptr;                 ///< As of WaitParams; `group` is the arrival waited for.
   std::uint64_t timeout_ns = 60'000'000'000;  ///< Of one wait.
 };
 
