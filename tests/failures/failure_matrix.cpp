@@ -91,15 +91,22 @@ std::optional<Record> read(const fs::path& path) {
   return record;
 }
 
+/// All that can be read of it. A file of /proc may go while it is read: then its stream, unlike its buffer,
+/// does not throw.
+std::string contents(const fs::path& path) {
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
 /// Processes whose command line has `text`.
 std::vector<pid_t> processes_with(const std::string& text) {
   std::vector<pid_t> found;
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const std::string name = entry.path().filename();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    std::ifstream file(entry.path() / "cmdline");
-    const std::string line((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    if (line.find(text) != std::string::npos) found.push_back(static_cast<pid_t>(std::stol(name)));
+    if (contents(entry.path() / "cmdline").find(text) != std::string::npos)
+      found.push_back(static_cast<pid_t>(std::stol(name)));
   }
   return found;
 }
@@ -208,8 +215,7 @@ class Run {
   }
 
   [[nodiscard]] bool openmpi_ended_a_rank() const {
-    std::ifstream file(folder_ / "log");
-    const std::string log((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    const std::string log = contents(folder_ / "log");
     return log.find("pml_ob1_sendreq.c") != std::string::npos && log.find("FATAL") != std::string::npos;
   }
 
