@@ -114,8 +114,7 @@ void Network::share(const std::vector<std::pair<std::size_t, double>>& ports, do
     touched.insert(touched.end(), port_flows_[p].begin(), port_flows_[p].end());
   }
   std::ranges::sort(touched);
-  const auto repeated = std::ranges::unique(touched);
-  touched.erase(repeated.begin(), repeated.end());
+  touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
   for (const std::int64_t number : touched) {
     Flow& flow = flows_.at(number);
     double load = 1;
