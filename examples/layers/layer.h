@@ -1,0 +1,75 @@
+#pragma once
+
+#include <flashoverlap/operators.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+/// Layers that are made of the library's operators: what the programs in examples/ and `flashoverlap run
+/// mlp-tpsp|linear-dp|attention-up` have in common. Each checks itself against the whole layer in float64.
+namespace flashoverlap::layers {
+
+using Values = std::vector<float>;
+
+/// One rank's part of a layer, with its inputs, weights and output: made once, called often.
+class Layer {
+ public:
+  virtual ~Layer() = default;
+
+  /// One call; collective. With a mode other than kRun the output is undefined. kPlainGemm: all of the
+  /// computation and none of the communication.
+  virtual void run(Method method, Mode mode, Timeline* timeline) = 0;
+  void run(Method method = Method::kOverlap) { run(method, Mode::kRun, nullptr); }
+
+  /// What the last call gave here, all results one after the other.
+  [[nodiscard]] virtual Values output() const = 0;
+  /// Makes what is to be written unusable.
+  virtual void poison() = 0;
+
+  /// How far a sample of this rank's output is from the whole layer in float64, as a share of the largest
+  /// value there. NaN where a value is missing.
+  [[nodiscard]] virtual double error() const = 0;
+  /// What it may be: one rounding for each product in the longest chain of sums.
+  [[nodiscard]] virtual double largest_error() const = 0;
+
+  /// Bytes that this rank sends in one call.
+  [[nodiscard]] virtual double bytes_sent() const = 0;
+};
+
+/// Tensor and sequence parallelism: between layers each rank holds its share of the tokens. out = silu(tokens
+/// · up^T) · down^T: tokens are gathered while the GEMM with this rank's rows of `up` runs; partial sums are
+/// scattered while the GEMM with its columns of `down` runs.
+struct MlpShape {
+  std::int64_t tokens = 500;
+  std::int64_t hidden = 96;
+  std::int64_t inner = 256;  ///< Of all ranks; a multiple of their number.
+};
+std::unique_ptr<Layer> make_mlp_tpsp(Context& context, const MlpShape& shape, std::uint64_t seed = 1);
+
+/// Data parallelism with a weight that is spread over the ranks. Forward: y = x · weight^T, where the others'
+/// rows of the weight arrive while the GEMM runs. Backward: dweight = sum over ranks of dy^T · x, of which
+/// each rank keeps its rows.
+struct LinearShape {
+  std::int64_t samples = 120;  ///< Of each rank.
+  std::int64_t in = 80;
+  std::int64_t out = 150;
+};
+std::unique_ptr<Layer> make_linear_dp(Context& context, const LinearShape& shape, std::uint64_t seed = 1);
+
+/// Ulysses attention (arXiv 2309.14509): by tokens outside, by heads inside. The QKV projection's columns go
+/// to the ranks of their heads while it runs; attention is this rank's heads', over all tokens; its output
+/// goes back to the ranks of the tokens while the output projection runs.
+struct AttentionShape {
+  std::int64_t tokens = 150;
+  std::int64_t heads = 6;  ///< Spread over the ranks, which need not have equally many.
+  std::int64_t head_size = 16;
+};
+std::unique_ptr<Layer> make_attention_up(Context& context, const AttentionShape& shape,
+                                         std::uint64_t seed = 1);
+
+/// Makes the layer on `ranks` ranks (threads of this process), calls it once, prints each rank's error, and
+/// returns the program's exit code.
+int run_example(int ranks, std::unique_ptr<Layer> (*make)(Context&));
+
+}  // namespace flashoverlap::layers

@@ -1,0 +1,126 @@
+#include "values.h"
+
+namespace flashoverlap::layers {
+namespace {
+
+Values transposed(const Values& matrix, std::int64_t rows, std::int64_t cols) {
+  Values result;
+  result.reserve(matrix.size());
+  for (std::int64_t j = 0; j < cols; ++j) {
+    for (std::int64_t i = 0; i < rows; ++i) result.push_back(matrix[static_cast<std::size_t>(i * cols + j)]);
+  }
+  return result;
+}
+
+class LinearDp final : public Layer {
+ public:
+  LinearDp(Context& context, const LinearShape& shape, std::uint64_t seed)
+      : shape_(shape),
+        ranks_(context.communicator().size()),
+        seed_(seed),
+        forward_(context, {.m = shape.samples, .n = shape.out, .k = shape.in}),
+        backward_(context, {.m = shape.out, .n = shape.in, .k = shape.samples}),
+        x_(samples(context.communicator().rank())),
+        x_transposed_(transposed(x_, shape.samples, shape.in)),
+        dy_transposed_(transposed(gradients(context.communicator().rank()), shape.samples, shape.out)),
+        weight_(missing_values(shape.out * shape.in)),
+        y_(missing_values(shape.samples * shape.out)),
+        dweight_(missing_values(backward_.output_rows() * shape.in)) {
+    poison();
+  }
+
+  void run(Method method, Mode mode, Timeline* timeline) override {
+    forward_.run(operands(x_, shape_.in, weight_, shape_.in, y_, shape_.out), method, mode, timeline);
+    backward_.run(
+        operands(dy_transposed_, shape_.samples, x_transposed_, shape_.samples, dweight_, shape_.in), method,
+        mode, timeline);
+  }
+
+  [[nodiscard]] Values output() const override {
+    Values both = y_;
+    both.insert(both.end(), dweight_.begin(), dweight_.end());
+    return both;
+  }
+
+  void poison() override {
+    make_missing(y_);
+    make_missing(dweight_);
+    make_missing(weight_);  // all but this rank's rows
+    const Values whole = whole_weight();
+    const std::int64_t begin = forward_.first_row() * shape_.in;
+    std::copy_n(whole.begin() + begin, forward_.num_rows() * shape_.in, weight_.begin() + begin);
+  }
+
+  [[nodiscard]] double error() const override { return std::max(forward_error(), backward_error()); }
+  [[nodiscard]] double largest_error() const override {
+    return kRounding * static_cast<double>(std::max(shape_.in, ranks_ * shape_.samples));
+  }
+
+  [[nodiscard]] double bytes_sent() const override {
+    // Own rows of the weight to all others; the others' rows of the gradient to them.
+    const std::int64_t rows = (ranks_ - 1) * forward_.num_rows() + shape_.out - forward_.num_rows();
+    return static_cast<double>(rows * shape_.in) * sizeof(float);
+  }
+
+ private:
+  [[nodiscard]] double forward_error() const {
+    const Values whole = whole_weight();
+    LargestError largest;
+    for (std::int64_t i = 0; i < shape_.samples; i += sample_step(shape_.samples)) {
+      for (std::int64_t j = 0; j < shape_.out; ++j)
+        largest.add(at(y_, shape_.out, i, j), dot(x_, i, whole, j, shape_.in));
+    }
+    return largest.share();
+  }
+
+  [[nodiscard]] double backward_error() const {
+    std::vector<Values> x;
+    std::vector<Values> dy;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      x.push_back(samples(rank));
+      dy.push_back(gradients(rank));
+    }
+    LargestError largest;
+    for (std::int64_t i = 0; i < backward_.output_rows(); i += sample_step(backward_.output_rows())) {
+      std::vector<double> sums(static_cast<std::size_t>(shape_.in), 0.0);
+      for (std::size_t rank = 0; rank < x.size(); ++rank) {
+        for (std::int64_t s = 0; s < shape_.samples; ++s) {
+          const double gradient = at(dy[rank], shape_.out, s, forward_.first_row() + i);
+          for (std::int64_t j = 0; j < shape_.in; ++j)
+            sums[static_cast<std::size_t>(j)] += gradient * at(x[rank], shape_.in, s, j);
+        }
+      }
+      for (std::int64_t j = 0; j < shape_.in; ++j)
+        largest.add(at(dweight_, shape_.in, i, j), sums[static_cast<std::size_t>(j)]);
+    }
+    return largest.share();
+  }
+
+  [[nodiscard]] Values whole_weight() const { return random_values(shape_.out, shape_.in, seed_, 0); }
+  [[nodiscard]] Values samples(int rank) const {
+    return random_values(shape_.samples, shape_.in, seed_, static_cast<std::uint64_t>(1 + 2 * rank));
+  }
+  [[nodiscard]] Values gradients(int rank) const {
+    return random_values(shape_.samples, shape_.out, seed_, static_cast<std::uint64_t>(2 + 2 * rank));
+  }
+
+  LinearShape shape_;
+  int ranks_;
+  std::uint64_t seed_;
+  ShardedWeightGemm forward_;
+  GradientReduceScatter backward_;
+  Values x_;
+  Values x_transposed_;
+  Values dy_transposed_;
+  Values weight_;
+  Values y_;
+  Values dweight_;
+};
+
+}  // namespace
+
+std::unique_ptr<Layer> make_linear_dp(Context& context, const LinearShape& shape, std::uint64_t seed) {
+  return std::make_unique<LinearDp>(context, shape, seed);
+}
+
+}  // namespace flashoverlap::layers
