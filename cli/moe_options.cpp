@@ -140,7 +140,8 @@ CLI::App& add_moe_subcommand(CLI::App& parent, const std::shared_ptr<MoeProblem>
 void require_options_behind(const CLI::App& sub) {
   for (const CLI::Option* option : sub.get_parent()->get_options()) {
     if (option->count() == 0) continue;
-    throw CLI::ValidationError(option->get_name(), "stands before moe-layer; its options belong behind it");
+    throw CLI::ValidationError(option->get_name(),
+                               fmt::format("stands before {}; its options belong behind it", sub.get_name()));
   }
 }
 

@@ -7,6 +7,7 @@
 #include "files.h"
 #include "flashoverlap/watchdog.h"
 #include "gpu_run.h"
+#include "layer_run.h"
 #include "moe_options.h"
 #include "option_values.h"
 #include "process_ranks.h"
@@ -166,6 +167,7 @@ void add_run_command(CLI::App& app, Action& action) {
       "\nExample: flashoverlap run gemm-reduce-scatter -m 4096 -n 2048 -k 512 --ranks 4 --link-gbps 0.5");
   add_moe_run(*sub, action);
   add_sliced_run(*sub, action);
+  add_layer_run(*sub, action);
   sub->callback([sub, command, &action] {
     if (sub->get_subcommands().empty()) action = [command] { return run(*command); };
   });

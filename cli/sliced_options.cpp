@@ -31,16 +31,9 @@ constexpr std::array kOps = {
            "The weight's gradient is scattered while the GEMM runs (data parallelism, backward)"},
     OpText{SlicedOp::kHeads, "gemm-all-to-all-heads",
            "Projection before Ulysses attention: columns go to the ranks of their heads"},
+    OpText{SlicedOp::kFromHeads, "all-to-all-gemm",
+           "Projection behind Ulysses attention: the heads' columns of this rank's tokens arrive meanwhile"},
 };
-
-/// Options that were given to the command before the operator's name are an error, not ignored.
-void require_options_behind(const CLI::App& sub) {
-  for (const CLI::Option* option : sub.get_parent()->get_options()) {
-    if (option->count() == 0) continue;
-    throw CLI::ValidationError(option->get_name(),
-                               fmt::format("belongs behind '{}', not before it", sub.get_name()));
-  }
-}
 
 OverlapPlan equal_groups(const SlicedProblem& problem, PlanOptions options, std::int64_t slices) {
   const std::int64_t waves = num_waves_reduce_scatter(options, slice_options(problem));
@@ -106,6 +99,21 @@ SliceOptions slice_options(const SlicedProblem& problem) {
   return {.sizes = problem.slices, .parts = problem.parts};
 }
 
+std::int64_t sliced_size(const SlicedProblem& problem) {
+  switch (problem.op) {
+    case SlicedOp::kAllGatherGemm:
+    case SlicedOp::kReduceScatter:
+    case SlicedOp::kGradient:
+      return problem.m;
+    case SlicedOp::kShardedWeight:
+    case SlicedOp::kHeads:
+      return problem.n;
+    case SlicedOp::kFromHeads:
+      return problem.k;
+  }
+  core::fail(ErrorKind::kInternal, "operator {} is not known here", static_cast<int>(problem.op));
+}
+
 HeadSlices head_slices(const SlicedProblem& problem) {
   return HeadSlices{SliceOptions{}, slice_options(problem)};
 }
@@ -144,6 +152,9 @@ OverlapPlan make_sliced_plan(const SlicedProblem& problem, const PlanOptions& op
     case SlicedOp::kHeads:
       return tail_free ? plan_gemm_all_to_all(options, head_slices(problem))
                        : plan_serial_gemm_all_to_all(options, head_slices(problem));
+    case SlicedOp::kFromHeads:
+      return tail_free ? plan_all_to_all_gemm(options, head_slices(problem))
+                       : plan_serial_all_to_all_gemm(options, head_slices(problem));
   }
   core::fail(ErrorKind::kInternal, "operator {} is not known here", static_cast<int>(problem.op));
 }

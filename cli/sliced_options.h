@@ -13,7 +13,7 @@
 /// three ask.
 namespace flashoverlap::cli {
 
-enum class SlicedOp { kAllGatherGemm, kReduceScatter, kShardedWeight, kGradient, kHeads };
+enum class SlicedOp { kAllGatherGemm, kReduceScatter, kShardedWeight, kGradient, kHeads, kFromHeads };
 
 struct SlicedProblem {
   SlicedOp op = SlicedOp::kAllGatherGemm;
@@ -41,6 +41,8 @@ void add_sliced_subcommands(
     const std::function<Action(CLI::App&, const std::shared_ptr<SlicedProblem>&)>& make);
 
 [[nodiscard]] SliceOptions slice_options(const SlicedProblem& problem);
+/// Size of what the slices cut.
+[[nodiscard]] std::int64_t sliced_size(const SlicedProblem& problem);
 [[nodiscard]] HeadSlices head_slices(const SlicedProblem& problem);
 [[nodiscard]] GemmOptions gemm_options(const SlicedProblem& problem);
 /// "all-gather-gemm  m=… n=… k=… f32, 4 ranks, slices …".
@@ -49,6 +51,9 @@ std::string text_of(const SlicedProblem& problem);
 enum class SlicedPlan { kTailFree, kSerial, kSliced };
 /// The plan that the operators make, for options that leave nothing open.
 OverlapPlan make_sliced_plan(const SlicedProblem& problem, const PlanOptions& options, SlicedPlan which);
+
+/// Options that were given to the command before the name of `sub` are an error, not ignored.
+void require_options_behind(const CLI::App& sub);
 
 void add_sliced_run(CLI::App& run, Action& action);
 void add_sliced_plan(CLI::App& plan, Action& action);

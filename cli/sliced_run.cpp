@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <memory>
 #include <mutex>
@@ -16,6 +15,7 @@
 #include "format.h"
 #include "matrices.h"
 #include "option_values.h"
+#include "paced_run.h"
 #include "sliced_options.h"
 
 /// `flashoverlap run` for operators whose data travels in slices: checked, and measured tail-free, in slices
@@ -25,8 +25,7 @@ namespace {
 
 struct SlicedRun {
   std::int64_t iterations = 5;
-  bool link_is_auto = true;
-  LinkModel link{.bandwidth_gbps = 0, .latency_us = 10};
+  LinkChoice link;
   std::string trace_path;
   bool json = false;
 };
@@ -58,14 +57,18 @@ bool reduces(const SlicedProblem& p) {
   return p.op == SlicedOp::kReduceScatter || p.op == SlicedOp::kGradient;
 }
 
+bool along_heads(const SlicedProblem& p) {
+  return p.op == SlicedOp::kHeads || p.op == SlicedOp::kFromHeads;
+}
+
 /// What each rank multiplies, once all has arrived.
 std::vector<Inputs> make_inputs(const SlicedProblem& p) {
   const DType dtype = parse_dtype(p.dtype);
   const auto rows = slice_begins({}, p.m, static_cast<std::int32_t>(p.ranks));
   std::vector<Inputs> inputs;
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(p.ranks); ++rank) {
-    const bool same_a = p.op == SlicedOp::kAllGatherGemm;
-    const bool same_b = p.op == SlicedOp::kShardedWeight || p.op == SlicedOp::kHeads;
+    const bool same_a = p.op == SlicedOp::kAllGatherGemm || p.op == SlicedOp::kFromHeads;
+    const bool same_b = p.op == SlicedOp::kShardedWeight || along_heads(p);
     const std::int64_t m = p.op == SlicedOp::kHeads ? rows[rank + 1] - rows[rank] : p.m;
     inputs.push_back({random_matrix(m, p.k, dtype, p.seed, same_a ? 0 : 2 * rank),
                       random_matrix(p.n, p.k, dtype, p.seed, same_b ? 1 : 2 * rank + 1)});
@@ -88,6 +91,8 @@ std::unique_ptr<GemmOperator> make_sliced_operator(Context& context, const Slice
       return std::make_unique<GradientReduceScatter>(context, gemm, slices, baseline);
     case SlicedOp::kHeads:
       return std::make_unique<GemmAllToAll>(context, gemm, head_slices(p));
+    case SlicedOp::kFromHeads:
+      return std::make_unique<AllToAllGemm>(context, gemm, head_slices(p));
   }
   core::fail(ErrorKind::kInternal, "operator {} is not known here", static_cast<int>(p.op));
 }
@@ -106,6 +111,17 @@ Matrix own_rows(const Matrix& whole, const std::vector<std::int64_t>& order, std
   return part;
 }
 
+/// Columns [begin, end) of `whole`, dense.
+Matrix own_columns(const Matrix& whole, std::int64_t begin, std::int64_t end) {
+  Matrix part(whole.rows(), end - begin, whole.dtype());
+  std::vector<float> row(static_cast<std::size_t>(whole.cols()));
+  for (std::int64_t i = 0; i < whole.rows(); ++i) {
+    whole.read_row(i, row.data());
+    part.write_row(i, row.data() + begin);
+  }
+  return part;
+}
+
 /// One rank's operator with its matrices.
 class SlicedRank {
  public:
@@ -118,19 +134,22 @@ class SlicedRank {
         op_(make_sliced_operator(context_, p)),
         out_(op_->output_rows(), op_->plan().output_cols, parse_dtype(p.dtype)) {
     const auto world = static_cast<std::int32_t>(p.ranks);
-    const bool columns = p.op == SlicedOp::kShardedWeight || p.op == SlicedOp::kHeads;
-    begins_ = slice_begins(slice_options(p), columns ? p.n : p.m, world);
+    const bool columns = p.op == SlicedOp::kShardedWeight;
+    begins_ = slice_begins(slice_options(p), sliced_size(p), world);
     rows_ = slice_begins({}, p.m, world);
+    if (p.op == SlicedOp::kFromHeads) {
+      gathered_ = own_columns(inputs[rank_].a, begins_[rank_], begins_[rank_ + 1]);
+    }
     if (!gathers(p)) return;
     const TileGrid& grid = op_->plan().grid;
-    order_ = sliced_rows(slice_options(p), columns ? p.n : p.m, world,
-                         columns ? grid.tile_n() : grid.tile_m(), p.baseline_slices);
+    order_ = sliced_rows(slice_options(p), sliced_size(p), world, columns ? grid.tile_n() : grid.tile_m(),
+                         p.baseline_slices);
     const Matrix& whole = columns ? inputs[rank_].b : inputs[rank_].a;
     gathered_ = own_rows(whole, {}, begins_[rank_], begins_[rank_ + 1]);
     sliced_ = own_rows(whole, order_, begins_[rank_], begins_[rank_ + 1]);
   }
 
-  [[nodiscard]] bool has_sliced() const { return p_.op != SlicedOp::kHeads; }
+  [[nodiscard]] bool has_sliced() const { return !along_heads(p_); }
   [[nodiscard]] int num_threads() const { return context_.num_threads(); }
 
   void run(Method method, Mode mode, Timeline* timeline = nullptr) {
@@ -141,6 +160,10 @@ class SlicedRank {
     if (p_.op == SlicedOp::kAllGatherGemm) operands.a = arriving.data();
     if (p_.op == SlicedOp::kShardedWeight) operands.b = arriving.data();
     operands.lda = operands.ldb = p_.k;
+    if (p_.op == SlicedOp::kFromHeads) {
+      operands.a = gathered_.data();
+      operands.lda = gathered_.cols();
+    }
     operands.out = out_.data();
     operands.ldo = out_.cols();
     op_->run(operands, method, mode, timeline);
@@ -200,6 +223,7 @@ class SlicedRank {
       row -= rows_[first];
       col += begins_[rank_];
     }
+    if (p_.op == SlicedOp::kFromHeads) row += rows_[rank_];
     const DType dtype = parse_dtype(p_.dtype);
     const double storage = dtype == DType::kFloat32 ? 0 : dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;
     std::vector<float> a(static_cast<std::size_t>(p_.k));
@@ -231,21 +255,6 @@ class SlicedRank {
   std::vector<std::int64_t> order_;
 };
 
-/// The slowest rank's time of one call.
-double time_us(Communicator& communicator, const std::function<void()>& call) {
-  communicator.exchange(std::uint64_t{0}, {.operation = "start of a measured call"});
-  const auto begin = std::chrono::steady_clock::now();
-  call();
-  const double own =
-      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
-  std::uint64_t slowest = 0;
-  for (const std::uint64_t ns :
-       communicator.exchange(static_cast<std::uint64_t>(own * 1000), {.operation = "time of a call"})) {
-    slowest = std::max(slowest, ns);
-  }
-  return static_cast<double>(slowest) / 1000;
-}
-
 /// Bytes that the busiest rank sends or receives.
 double wire_bytes(const SlicedProblem& p) {
   const auto ranks = static_cast<double>(p.ranks);
@@ -256,33 +265,30 @@ double wire_bytes(const SlicedProblem& p) {
   const double whole = p.op == SlicedOp::kAllGatherGemm   ? m * k
                        : p.op == SlicedOp::kShardedWeight ? n * k
                        : p.op == SlicedOp::kHeads         ? m * n / ranks
+                       : p.op == SlicedOp::kFromHeads     ? m * k / ranks
                                                           : m * n;
   return (ranks - 1) / ranks * whole * element;
 }
 
 /// On this link the communication takes 0.9 of the GEMM.
-LinkModel matching_link(const SlicedProblem& p, const std::vector<Inputs>& inputs, double latency_us) {
-  constexpr double kShare = 0.9;
+LinkModel link_of_gemm(const SlicedProblem& p, const std::vector<Inputs>& inputs, double latency_us) {
   std::vector<double> gemm_us;
   run_ranks(static_cast<int>(p.ranks), {}, [&](std::shared_ptr<Communicator> communicator) {
     SlicedRank run(communicator, p, inputs);
     run.run(Method::kOverlap, Mode::kPlainGemm);
     for (int call = 0; call < 3; ++call) {
-      const double us = time_us(*communicator, [&] { run.run(Method::kOverlap, Mode::kPlainGemm); });
+      const double us = slowest_us(*communicator, [&] { run.run(Method::kOverlap, Mode::kPlainGemm); });
       if (communicator->rank() == 0) gemm_us.push_back(us);
     }
   });
-  const double transfer_us =
-      std::max(1.0, kShare * core::median(gemm_us) - static_cast<double>(p.ranks) * latency_us);
-  const double bytes = wire_bytes(p);
-  if (bytes == 0) return {};
-  return {.bandwidth_gbps = bytes / transfer_us / 1e3, .latency_us = latency_us};
+  return matching_link(wire_bytes(p), core::median(gemm_us), p.ranks, latency_us);
 }
 
 SlicedResult measure(const SlicedProblem& p, const SlicedRun& options) {
   const std::vector<Inputs> inputs = make_inputs(p);
   SlicedResult result;
-  result.link = options.link_is_auto ? matching_link(p, inputs, options.link.latency_us) : options.link;
+  result.link =
+      options.link.is_auto ? link_of_gemm(p, inputs, options.link.model.latency_us) : options.link.model;
   std::mutex mutex;
   run_ranks(static_cast<int>(p.ranks), {.link = result.link},
             [&](std::shared_ptr<Communicator> communicator) {
@@ -307,7 +313,7 @@ SlicedResult measure(const SlicedProblem& p, const SlicedRun& options) {
               };
               for (std::int64_t i = 0; i < options.iterations; ++i) {
                 const auto timed = [&](std::vector<double>& times, Method method, Mode mode) {
-                  times.push_back(time_us(*communicator, [&] { run.run(method, mode); }));
+                  times.push_back(slowest_us(*communicator, [&] { run.run(method, mode); }));
                 };
                 timed(serial, Method::kSerial, Mode::kRun);
                 timed(sliced, run.has_sliced() ? Method::kSliced : Method::kSerial, Mode::kRun);
@@ -362,10 +368,7 @@ void print_result(const SlicedProblem& p, const SlicedRun& options, const Sliced
              to_table({{"operator", text_of(p)},
                        {"machine", fmt::format("cpu backend, {} compute thread{} per rank", r.threads,
                                                r.threads == 1 ? "" : "s")},
-                       {"link", r.link.bandwidth_gbps == 0
-                                    ? "not paced: copies in memory"
-                                    : fmt::format("paced to {:.3g} GB/s and {:.3g} us per transfer",
-                                                  r.link.bandwidth_gbps, r.link.latency_us)},
+                       {"link", text_of(r.link)},
                        {"", ""},
                        {"GEMM alone", text_of_us(r.gemm_us)},
                        {"communication alone", text_of_us(r.communication_us) + "  (as one collective)"},
@@ -401,20 +404,7 @@ void add_sliced_run(CLI::App& parent, Action& action) {
     const auto run = std::make_shared<SlicedRun>();
     add_integer(sub, "--iterations", run->iterations, {1, 1'000'000}, "Measured calls of each kind")
         ->default_str(std::to_string(run->iterations));
-    sub.add_option_function<std::string>(
-           "--link-gbps",
-           [run](const std::string& text) {
-             run->link_is_auto = text == "auto";
-             constexpr double kMost = 1e6;
-             if (!run->link_is_auto) run->link.bandwidth_gbps = parse_number("--link-gbps", text, 0, kMost);
-           },
-           "Pace each rank's link to so many 1e9 bytes a second; 0: not paced;\n"
-           "auto: such that communication takes 0.9 of the GEMM")
-        ->type_name("auto|NUMBER")
-        ->default_str("auto");
-    constexpr double kMostUs = 1e6;
-    add_number(sub, "--link-latency-us", run->link.latency_us, 0, kMostUs, "Latency of each transfer")
-        ->default_str("10");
+    add_link_options(sub, run->link);
     sub.add_flag("--json", run->json, "Print one JSON object instead of the table");
     sub.add_option("--trace", run->trace_path, "Write the last tail-free call as Chrome trace events")
         ->type_name("FILE");

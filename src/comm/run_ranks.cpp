@@ -5,6 +5,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -39,10 +40,20 @@ class RankErrors {
       first = own_error_of(failure->culprit, *failure);
       if (first == nullptr) throw Error(failure->kind, failure->message);
     }
+    // What ranks tell each other names the rank already.
+    if (names_a_rank(first->message)) throw Error(first->kind, first->message);
     throw Error(first->kind, fmt::format("rank {}: {}", first->rank, first->message));
   }
 
  private:
+  /// "rank 2: …" or "rank 2, tile 7 …".
+  static bool names_a_rank(const std::string& message) {
+    constexpr std::string_view kRank = "rank ";
+    if (!message.starts_with(kRank)) return false;
+    const std::size_t end = message.find_first_not_of("0123456789", kRank.size());
+    return end != std::string::npos && end > kRank.size() && (message[end] == ':' || message[end] == ',');
+  }
+
   static bool is_of(const RankError& error, const World::Failure& failure) {
     return error.message.find(failure.message) != std::string::npos;
   }

@@ -14,8 +14,8 @@ using Json = nlohmann::json;
 using test::run_command;
 using test::words_of;
 
-constexpr const char* kOps[] = {"all-gather-gemm", "tail-free-reduce-scatter", "sharded-weight-gemm",
-                                "gradient-reduce-scatter", "gemm-all-to-all-heads"};
+constexpr const char* kOps[] = {"all-gather-gemm",         "tail-free-reduce-scatter", "sharded-weight-gemm",
+                                "gradient-reduce-scatter", "gemm-all-to-all-heads",    "all-to-all-gemm"};
 constexpr const char* kSmall = " -m 60 -n 44 -k 20 --ranks 3 --tile-m 8 --tile-n 16 --threads 1";
 
 Json json_of(const std::string& line) {
@@ -80,14 +80,43 @@ TEST(SlicedCommand, SimulationShowsNoTailWhereCommunicationIsShort) {
   }
 }
 
+TEST(SlicedCommand, LayersAreCheckedAgainstTheirWholeSelves) {
+  const std::string layers[] = {"mlp-tpsp --tokens 50 --hidden 24 --inner 30",
+                                "linear-dp --samples 20 --in 17 --out 31",
+                                "attention-up --tokens 40 --heads 5 --head-size 4"};
+  for (const std::string& layer : layers) {
+    for (const char* how : {" --ranks 3 --link-gbps 0", " --ranks 2 --link-latency-us 1", " --ranks 1"}) {
+      const Json run = json_of("run " + layer + how + " --threads 1 --iterations 2");
+      EXPECT_EQ(run.at("layer"), layer.substr(0, layer.find(' ')));
+      EXPECT_EQ(run.at("correct"), true) << run;
+      EXPECT_EQ(run.at("equals_serial"), true) << run;
+      EXPECT_GT(run.at("max_error"), 0) << run;
+      EXPECT_GE(run.at("exposed_share"), 0) << run;
+    }
+  }
+  const auto table = run_command(words_of("run attention-up --tokens 40 --ranks 3 --iterations 1"), {});
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  for (const char* part : {"attention-up  tokens=40 heads=8 head-size=32, 3 ranks", "exposed communication",
+                           "correct on every rank", "same bits as serial"}) {
+    EXPECT_NE(table.out.find(part), std::string::npos) << part << " in\n" << table.out;
+  }
+}
+
 TEST(SlicedCommand, BadOptionsSayWhatIsExpected) {
+  expect_refused("run mlp-tpsp --inner 10 --ranks 4",
+                 "--inner: '10' is not accepted; expected a multiple of the 4 ranks");
+  expect_refused("run --ranks 2 attention-up",
+                 "--ranks: stands before attention-up; its options belong behind it");
+  expect_refused("run all-to-all-gemm --slices 1,2 -k 5 --ranks 2", "slice sizes 1,2 sum to 3; expected 5");
+
   expect_refused("run all-gather-gemm --slices 1,2 -m 60 --ranks 3 -n 4 -k 4",
                  "there are 2 slice sizes (1,2); expected one for each of 3 ranks");
   expect_refused("plan tail-free-reduce-scatter --slices 1,2,3 -m 60 --ranks 3",
                  "slice sizes 1,2,3 sum to 6; expected 60");
   expect_refused("plan all-gather-gemm --ranks 3 --rank 3", "--rank: '3' is not accepted");
   expect_refused("simulate all-gather-gemm", "--machine: is needed");
-  expect_refused("run -m 5 all-gather-gemm", "--m: belongs behind 'all-gather-gemm', not before it");
+  expect_refused("run -m 5 all-gather-gemm",
+                 "--m: stands before all-gather-gemm; its options belong behind it");
 }
 
 }  // namespace

@@ -301,6 +301,26 @@ TEST(RunRanksTest, ThrowsTheFirstRanksOwnError) {
                ErrorKind::kFile, {"rank 1: no such file"});
 }
 
+// Errors that ranks agree on name a rank, which need not be the one that throws first.
+TEST(RunRanksTest, AMessageThatNamesItsRankIsLeftAsItIs) {
+  const auto message = [](const std::string& text) {
+    try {
+      run_ranks(3, kPatient, [&](CommunicatorPointer communicator) {
+        if (communicator->rank() == 2) throw Error(ErrorKind::kBadArgument, text);
+      });
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (const char* text : {"rank 0: slice 1 has size -1", "rank 0, tile 3 of wave group 1: injected"}) {
+    EXPECT_EQ(message(text), text);
+  }
+  for (const char* text : {"rank: 0", "rank 0 has 3 rows", "ranks disagree", "rank "}) {
+    EXPECT_EQ(message(text), std::string("rank 2: ") + text);
+  }
+}
+
 TEST(RunRanksTest, ATaskThatThrowsIsTold) {
   expect_error(
       thrown_by([] {

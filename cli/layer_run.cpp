@@ -1,0 +1,269 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "commands.h"
+#include "core/median.h"
+#include "files.h"
+#include "flashoverlap/in_process.h"
+#include "flashoverlap/timeline.h"
+#include "format.h"
+#include "layer_run.h"
+#include "layers/layer.h"
+#include "option_values.h"
+#include "paced_run.h"
+#include "sliced_options.h"
+
+/// `flashoverlap run mlp-tpsp|linear-dp|attention-up`: whole layers, checked against float64, measured
+/// overlapped and serially.
+namespace flashoverlap::cli {
+namespace {
+
+using layers::Layer;
+using MakeLayer = std::function<std::unique_ptr<Layer>(Context&, std::uint64_t seed)>;
+
+constexpr std::int64_t kMost = std::int64_t{1} << 20U;
+
+struct LayerRun {
+  std::string name;
+  std::string shape;  ///< As text; filled in after parsing.
+  std::int64_t ranks = 2;
+  std::int64_t threads = 0;
+  std::int64_t iterations = 5;
+  LinkChoice link;
+  std::string trace_path;
+  bool json = false;
+  std::uint64_t seed = 1;
+  MakeLayer make;
+};
+
+struct LayerResult {
+  LinkModel link;
+  double computation_us = 0;  ///< Medians of the slowest rank's time.
+  double communication_us = 0;
+  double serial_us = 0;
+  double overlap_us = 0;
+  double error = 0;
+  double largest_error = 0;
+  bool correct = true;
+  bool equals_serial = true;
+  int threads = 0;
+  Timeline timeline;
+
+  [[nodiscard]] double exposed_us(double total_us) const { return std::max(0.0, total_us - computation_us); }
+  [[nodiscard]] double share(double total_us) const {
+    return communication_us > 0 ? exposed_us(total_us) / communication_us : 0;
+  }
+};
+
+ContextOptions context_options(const LayerRun& options) {
+  ContextOptions result;
+  result.num_threads = static_cast<int>(options.threads);
+  return result;
+}
+
+/// On this link the communication takes 0.9 of the computation.
+LinkModel link_of_layer(const LayerRun& options) {
+  std::vector<double> computation;
+  double bytes = 0;
+  std::mutex mutex;
+  run_ranks(static_cast<int>(options.ranks), {}, [&](std::shared_ptr<Communicator> communicator) {
+    Context context(communicator, context_options(options));
+    const std::unique_ptr<Layer> layer = options.make(context, options.seed);
+    layer->run();  // so that later runs compute with numbers
+    for (int call = 0; call < 3; ++call) {
+      const double us =
+          slowest_us(*communicator, [&] { layer->run(Method::kOverlap, Mode::kPlainGemm, nullptr); });
+      if (communicator->rank() == 0) computation.push_back(us);
+    }
+    const std::lock_guard lock(mutex);
+    bytes = std::max(bytes, layer->bytes_sent());
+  });
+  // Two exchanges.
+  return matching_link(bytes, core::median(computation), 2 * options.ranks, options.link.model.latency_us);
+}
+
+LayerResult measure(const LayerRun& options) {
+  LayerResult result;
+  result.link = options.link.is_auto ? link_of_layer(options) : options.link.model;
+  std::mutex mutex;
+  run_ranks(static_cast<int>(options.ranks), {.link = result.link},
+            [&](std::shared_ptr<Communicator> communicator) {
+              Context context(communicator, context_options(options));
+              const std::unique_ptr<Layer> layer = options.make(context, options.seed);
+              layer->run(Method::kSerial, Mode::kRun, nullptr);
+              const layers::Values serial_output = layer->output();
+              std::vector<double> serial, overlap, computation, communication;
+              for (std::int64_t i = 0; i < options.iterations; ++i) {
+                const auto timed = [&](std::vector<double>& times, Method method, Mode mode) {
+                  times.push_back(slowest_us(*communicator, [&] { layer->run(method, mode, nullptr); }));
+                };
+                timed(serial, Method::kSerial, Mode::kRun);
+                timed(overlap, Method::kOverlap, Mode::kRun);
+                timed(computation, Method::kOverlap, Mode::kPlainGemm);
+                timed(communication, Method::kSerial, Mode::kCommunicationOnly);
+              }
+              layer->poison();
+              Timeline timeline;
+              layer->run(Method::kOverlap, Mode::kRun, &timeline);
+              const double error = layer->error();
+              const bool same = layer->output() == serial_output;
+              const std::lock_guard lock(mutex);
+              result.correct = result.correct && error <= layer->largest_error();
+              if (!(error <= result.error)) result.error = error;
+              result.largest_error = layer->largest_error();
+              result.equals_serial = result.equals_serial && same;
+              result.threads = context.num_threads();
+              result.timeline.spans.insert(result.timeline.spans.end(), timeline.spans.begin(),
+                                           timeline.spans.end());
+              if (communicator->rank() != 0) return;
+              result.serial_us = core::median(serial);
+              result.overlap_us = core::median(overlap);
+              result.computation_us = core::median(computation);
+              result.communication_us = core::median(communication);
+            });
+  return result;
+}
+
+void print_result(const LayerRun& options, const LayerResult& r) {
+  if (options.json) {
+    print_json({{"layer", options.name},
+                {"shape", options.shape},
+                {"ranks", options.ranks},
+                {"threads", r.threads},
+                {"link_gbps", r.link.bandwidth_gbps},
+                {"link_latency_us", r.link.latency_us},
+                {"iterations", options.iterations},
+                {"computation_us", r.computation_us},
+                {"communication_us", r.communication_us},
+                {"serial_us", r.serial_us},
+                {"overlap_us", r.overlap_us},
+                {"exposed_us", r.exposed_us(r.overlap_us)},
+                {"exposed_share", r.share(r.overlap_us)},
+                {"speedup", r.serial_us / r.overlap_us},
+                {"max_error", r.error},
+                {"correct", r.correct},
+                {"equals_serial", r.equals_serial},
+                {"seed", options.seed}});
+    return;
+  }
+  const auto row = [&](double us) {
+    return fmt::format("{}, exposed communication {} ({:.1f} % of it)", text_of_us(us),
+                       text_of_us(r.exposed_us(us)), 100 * r.share(us));
+  };
+  fmt::print("{}",
+             to_table({{"layer", fmt::format("{}  {}, {} rank{}", options.name, options.shape, options.ranks,
+                                             options.ranks == 1 ? "" : "s")},
+                       {"machine", fmt::format("cpu backend, {} compute thread{} per rank", r.threads,
+                                               r.threads == 1 ? "" : "s")},
+                       {"link", text_of(r.link)},
+                       {"", ""},
+                       {"computation alone", text_of_us(r.computation_us)},
+                       {"communication alone", text_of_us(r.communication_us) + "  (as collectives)"},
+                       {"serial", row(r.serial_us)},
+                       {"tail-free", row(r.overlap_us)},
+                       {"speed-up", fmt::format("{:.2f}x over serial", r.serial_us / r.overlap_us)},
+                       {"result", fmt::format("{} on every rank: max error {:.2g} of the largest value{}",
+                                              r.correct ? "correct" : "WRONG", r.error,
+                                              r.equals_serial ? "; same bits as serial" : "")}}));
+}
+
+int run_layer(const LayerRun& options) {
+  if (!options.trace_path.empty()) require_writable("--trace", options.trace_path);
+  const LayerResult result = measure(options);
+  if (!options.trace_path.empty()) {
+    write_file("--trace", options.trace_path,
+               [&](std::ostream& out) { write_chrome_trace(result.timeline, out); });
+  }
+  print_result(options, result);
+  if (result.correct && result.equals_serial) return kExitSuccess;
+  fmt::print(stderr, "flashoverlap: wrong result: {}\n",
+             result.correct
+                 ? "tail-free and serial differ"
+                 : fmt::format("error {:.3g}; expected at most {:.3g}", result.error, result.largest_error));
+  return kExitFailure;
+}
+
+/// One layer's subcommand; `add_shape` adds its sizes and returns what is called after parsing.
+void add_layer(CLI::App& parent, Action& action, const char* name, const char* description,
+               const std::function<std::function<void(LayerRun&)>(CLI::App&)>& add_shape) {
+  CLI::App& sub = *parent.add_subcommand(name, description);
+  const auto run = std::make_shared<LayerRun>();
+  run->name = name;
+  const auto fill_in = add_shape(sub);
+  const auto integer = [&](const char* option, std::int64_t& value, IntegerRange range, const char* text) {
+    add_integer(sub, option, value, range, text)->default_str(std::to_string(value));
+  };
+  integer("--ranks", run->ranks, {1, 64}, "World size: ranks are threads of this process");
+  integer("--iterations", run->iterations, {1, 1'000'000}, "Measured calls of each kind");
+  add_integer_or_auto(sub, "--threads", run->threads, {1, 1024}, "Compute threads of each rank")
+      ->default_str("auto");
+  add_link_options(sub, run->link);
+  sub.add_flag("--json", run->json, "Print one JSON object instead of the table");
+  sub.add_option("--trace", run->trace_path, "Write the last call as Chrome trace events")->type_name("FILE");
+  add_seed(sub, run->seed);
+  sub.callback([&sub, run, fill_in, &action] {
+    require_options_behind(sub);
+    action = [run, fill_in] {
+      fill_in(*run);
+      return run_layer(*run);
+    };
+  });
+}
+
+CLI::Option* add_size(CLI::App& sub, const char* name, std::int64_t& value, const char* description) {
+  return add_integer(sub, name, value, {1, kMost}, description)->default_str(std::to_string(value));
+}
+
+}  // namespace
+
+void add_layer_run(CLI::App& parent, Action& action) {
+  add_layer(parent, action, "mlp-tpsp", "MLP with tensor and sequence parallelism", [](CLI::App& sub) {
+    const auto shape = std::make_shared<layers::MlpShape>(layers::MlpShape{1024, 256, 1024});
+    add_size(sub, "--tokens", shape->tokens, "Of all ranks");
+    add_size(sub, "--hidden", shape->hidden, "Width of a token");
+    add_size(sub, "--inner", shape->inner, "Inner width, of all ranks: a multiple of --ranks");
+    return [shape](LayerRun& run) {
+      if (shape->inner % run.ranks != 0) {
+        throw CLI::ValidationError(
+            "--inner", fmt::format("'{}' is not accepted; expected a multiple of the {} ranks", shape->inner,
+                                   run.ranks));
+      }
+      run.shape = fmt::format("tokens={} hidden={} inner={}", shape->tokens, shape->hidden, shape->inner);
+      run.make = [shape](Context& context, std::uint64_t seed) {
+        return layers::make_mlp_tpsp(context, *shape, seed);
+      };
+    };
+  });
+  add_layer(parent, action, "linear-dp", "Linear layer with a weight spread over data-parallel ranks",
+            [](CLI::App& sub) {
+              const auto shape = std::make_shared<layers::LinearShape>(layers::LinearShape{512, 512, 1024});
+              add_size(sub, "--samples", shape->samples, "Of each rank");
+              add_size(sub, "--in", shape->in, "Input features");
+              add_size(sub, "--out", shape->out, "Output features");
+              return [shape](LayerRun& run) {
+                run.shape = fmt::format("samples={} in={} out={}", shape->samples, shape->in, shape->out);
+                run.make = [shape](Context& context, std::uint64_t seed) {
+                  return layers::make_linear_dp(context, *shape, seed);
+                };
+              };
+            });
+  add_layer(parent, action, "attention-up", "Ulysses attention with its projections", [](CLI::App& sub) {
+    const auto shape = std::make_shared<layers::AttentionShape>(layers::AttentionShape{512, 8, 32});
+    add_size(sub, "--tokens", shape->tokens, "Of all ranks");
+    add_size(sub, "--heads", shape->heads, "Of all ranks");
+    add_size(sub, "--head-size", shape->head_size, "Columns of a head");
+    return [shape](LayerRun& run) {
+      run.shape =
+          fmt::format("tokens={} heads={} head-size={}", shape->tokens, shape->heads, shape->head_size);
+      run.make = [shape](Context& context, std::uint64_t seed) {
+        return layers::make_attention_up(context, *shape, seed);
+      };
+    };
+  });
+}
+
+}  // namespace flashoverlap::cli

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "commands.h"
+
+namespace flashoverlap::cli {
+
+/// `flashoverlap run mlp-tpsp|linear-dp|attention-up`.
+void add_layer_run(CLI::App& parent, Action& action);
+
+}  // namespace flashoverlap::cli

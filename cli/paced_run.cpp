@@ -1,0 +1,55 @@
+#include "paced_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "option_values.h"
+
+namespace flashoverlap::cli {
+
+void add_link_options(CLI::App& sub, LinkChoice& choice) {
+  sub.add_option_function<std::string>(
+         "--link-gbps",
+         [&choice](const std::string& text) {
+           choice.is_auto = text == "auto";
+           constexpr double kMost = 1e6;
+           if (!choice.is_auto) choice.model.bandwidth_gbps = parse_number("--link-gbps", text, 0, kMost);
+         },
+         "Pace each rank's link to so many 1e9 bytes a second; 0: not paced;\n"
+         "auto: such that communication takes 0.9 of the GEMM")
+      ->type_name("auto|NUMBER")
+      ->default_str("auto");
+  constexpr double kMostUs = 1e6;
+  add_number(sub, "--link-latency-us", choice.model.latency_us, 0, kMostUs, "Latency of each transfer")
+      ->default_str("10");
+}
+
+LinkModel matching_link(double bytes, double computation_us, std::int64_t ranks, double latency_us) {
+  constexpr double kShare = 0.9;
+  if (bytes == 0) return {};
+  const double transfer_us = std::max(1.0, kShare * computation_us - static_cast<double>(ranks) * latency_us);
+  return {.bandwidth_gbps = bytes / transfer_us / 1e3, .latency_us = latency_us};
+}
+
+std::string text_of(const LinkModel& link) {
+  if (link.bandwidth_gbps == 0) return "not paced: copies in memory";
+  return fmt::format("paced to {:.3g} GB/s and {:.3g} us per transfer", link.bandwidth_gbps, link.latency_us);
+}
+
+double slowest_us(Communicator& communicator, const std::function<void()>& call) {
+  communicator.exchange(std::uint64_t{0}, {.operation = "start of a measured call"});
+  const auto begin = std::chrono::steady_clock::now();
+  call();
+  const double own =
+      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+  std::uint64_t slowest = 0;
+  for (const std::uint64_t ns :
+       communicator.exchange(static_cast<std::uint64_t>(own * 1000), {.operation = "time of a call"})) {
+    slowest = std::max(slowest, ns);
+  }
+  return static_cast<double>(slowest) / 1000;
+}
+
+}  // namespace flashoverlap::cli

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "flashoverlap/communicator.h"
+#include "flashoverlap/in_process.h"
+
+/// Measured calls on links that are paced such that overlap has something to hide.
+namespace flashoverlap::cli {
+
+struct LinkChoice {
+  bool is_auto = true;  ///< Such that communication takes 0.9 of the computation.
+  LinkModel model{.bandwidth_gbps = 0, .latency_us = 10};
+};
+
+/// --link-gbps and --link-latency-us. `choice` must outlive parsing.
+void add_link_options(CLI::App& sub, LinkChoice& choice);
+
+/// The link on which sending `bytes` in `ranks` transfers takes 0.9 of `computation_us`.
+LinkModel matching_link(double bytes, double computation_us, std::int64_t ranks, double latency_us);
+
+/// "paced to 1.2 GB/s and 10 us per transfer".
+std::string text_of(const LinkModel& link);
+
+/// The slowest rank's time of one call. Collective.
+double slowest_us(Communicator& communicator, const std::function<void()>& call);
+
+}  // namespace flashoverlap::cli
