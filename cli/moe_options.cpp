@@ -137,14 +137,6 @@ CLI::App& add_moe_subcommand(CLI::App& parent, const std::shared_ptr<MoeProblem>
   return sub;
 }
 
-void require_options_behind(const CLI::App& sub) {
-  for (const CLI::Option* option : sub.get_parent()->get_options()) {
-    if (option->count() == 0) continue;
-    throw CLI::ValidationError(option->get_name(),
-                               fmt::format("stands before {}; its options belong behind it", sub.get_name()));
-  }
-}
-
 std::vector<MoeRouting> make_routings(MoeProblem& problem) {
   if (!is_kind(problem.routing)) return read_routings(problem);
   if (problem.top_k > problem.experts) {

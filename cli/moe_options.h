@@ -39,13 +39,9 @@ struct MoeProblem {
 CLI::App& add_moe_subcommand(CLI::App& parent, const std::shared_ptr<MoeProblem>& problem,
                              const std::string& description);
 
-/// Options that were given to the command before the word moe-layer are an error, not ignored.
-void require_options_behind(const CLI::App& sub);
-
 /// Routings of all ranks. A file has one line a token, the tokens of rank 0 first and equally many of each
 /// rank: top-k experts with blanks between, each EXPERT or EXPERT:WEIGHT (without: 1 / top-k); -1 for none.
-/// It replaces
-/// --tokens and --top-k. Throws Error(kFile) naming file and line.
+/// It replaces --tokens and --top-k. Throws Error(kFile) naming file and line.
 std::vector<MoeRouting> make_routings(MoeProblem& problem);
 
 MoeCounts counts_of(const std::vector<MoeRouting>& routings, std::int64_t capacity);

@@ -129,4 +129,12 @@ void require_choice(const std::string& name, const std::string& value,
   refuse(name, value, fmt::format("{}", fmt::join(accepted, ", ")));
 }
 
+void require_options_behind(const CLI::App& sub) {
+  for (const CLI::Option* option : sub.get_parent()->get_options()) {
+    if (option->count() == 0) continue;
+    throw CLI::ValidationError(option->get_name(),
+                               fmt::format("stands before {}; its options belong behind it", sub.get_name()));
+  }
+}
+
 }  // namespace flashoverlap::cli

@@ -42,5 +42,8 @@ CLI::Option* add_seed(CLI::App& app, std::uint64_t& seed);
 /// Throws CLI::ValidationError when `value` is not in `accepted`, and lists what is.
 void require_choice(const std::string& name, const std::string& value,
                     const std::vector<std::string>& accepted);
+/// Throws CLI::ValidationError for options that were given to the command before the word of its subcommand:
+/// an error, not ignored.
+void require_options_behind(const CLI::App& sub);
 
 }  // namespace flashoverlap::cli

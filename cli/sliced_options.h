@@ -53,7 +53,6 @@ enum class SlicedPlan { kTailFree, kSerial, kSliced };
 OverlapPlan make_sliced_plan(const SlicedProblem& problem, const PlanOptions& options, SlicedPlan which);
 
 /// Options that were given to the command before the name of `sub` are an error, not ignored.
-void require_options_behind(const CLI::App& sub);
 
 void add_sliced_run(CLI::App& run, Action& action);
 void add_sliced_plan(CLI::App& plan, Action& action);

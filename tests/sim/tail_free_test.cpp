@@ -16,6 +16,8 @@ namespace {
 constexpr std::int64_t kTile = 64;
 constexpr double kLatencyUs = 3;
 constexpr double kSignalUs = 1;
+/// Exposed communication that no latency explains.
+constexpr double kMuchUs = 5 * (kLatencyUs + kSignalUs);
 
 MachineProfile machine_with(double gbps) {
   MachineProfile machine;
@@ -78,6 +80,14 @@ struct Case {
     const double tiles = static_cast<double>(size / kTile) * static_cast<double>(across() / kTile);
     return tiles * tile_us() / static_cast<double>(options.resources.compute_units);
   }
+  /// Exposed: a transfer's latency and, where a slice's tiles do not fill the units evenly, up to one tile,
+  /// as a slice then ends or begins that much earlier on one unit than on another.
+  [[nodiscard]] double allowed_us() const {
+    const std::int64_t units = options.resources.compute_units;
+    const bool is_even =
+        std::ranges::all_of(sizes, [&](std::int64_t size) { return size / kTile % units == 0; });
+    return kLatencyUs + kSignalUs + (is_even || kind == Kind::kFromHeads ? 0 : tile_us());
+  }
   [[nodiscard]] double tile_us() const {
     return 1.5 + 2.0 * kTile * kTile * static_cast<double>(options.k) / 8192;
   }
@@ -108,15 +118,19 @@ class TailFree : public SeededTest {
     PlanOptions& o = c.options;
     o.world_size = world;
     o.k = pick(2, 8) * 16;
+    // So that latencies are small beside the computation also where all transfers share a link.
+    if (!equal) o.k *= world;
     o.tile_m = o.tile_n = kTile;
     o.swizzle = pick(1, 3);
     o.resources = {pick(1, 4), 0};
     // At least as many tiles as units, and so many that signals are small beside them.
     const std::int64_t least = 2 * o.resources.compute_units;
     std::int64_t total = 0;
-    const std::int64_t same = pick(least, least + 4);
+    const std::int64_t step = pick(0, 1) == 0 ? 1 : o.resources.compute_units;
+    const auto pick_tiles = [&] { return least + pick(0, least / step) * step; };
+    const std::int64_t same = pick_tiles();
     for (std::int32_t rank = 0; rank < world; ++rank) {
-      c.sizes.push_back(kTile * (equal ? same : pick(least, 2 * least)));
+      c.sizes.push_back(kTile * (equal ? same : pick_tiles()));
       total += c.sizes.back();
     }
     const std::int64_t across = kTile * pick(2, 5);
@@ -128,7 +142,7 @@ class TailFree : public SeededTest {
     }
     if (kind == Kind::kFromHeads) {
       o.m = across * world;
-      o.n = kTile * o.resources.compute_units * pick(2, 4);
+      o.n = kTile * o.resources.compute_units * pick(2, 4) * (equal ? 1 : 1 + world / 16);
       o.k = total;
     }
     return c;
@@ -146,13 +160,14 @@ TEST_F(TailFree, NothingShowsWhereCommunicationIsNoLongerThanComputation) {
         const Case c = random_case(kind, world, equal);
         SCOPED_TRACE(c.text());
         const std::vector<OverlapPlan> plans = c.plans();
-        // Slices of different sizes get out of step, so that two may share a rank's link: they take twice as
-        // long there.
-        const SimulationResult result = simulate(plans, machine_with(c.gbps(equal ? 0.9 : 0.45)));
+        // Slices of different sizes get out of step, so that all transfers to a rank may share its link: each
+        // takes as many times as long there.
+        const double sharing = equal ? 1 : world - 1;
+        const SimulationResult result = simulate(plans, machine_with(c.gbps(0.9 / sharing)));
         for (std::size_t rank = 0; rank < result.ranks.size(); ++rank) {
           const RankSimulation& r = result.ranks[rank];
           EXPECT_GT(r.communicating_us, 0);
-          EXPECT_LE(r.exposed_communication_us, kLatencyUs + kSignalUs)
+          EXPECT_LE(r.exposed_communication_us, c.allowed_us())
               << "rank " << rank << " of " << world << ", communicates for " << r.communicating_us;
         }
         if (HasFailure()) return;
@@ -178,7 +193,7 @@ TEST_F(TailFree, ASlowLinkShowsAndSoDoesACollectivePerSlice) {
                                                  : plan_reduce_scatter(own, SliceOptions{.sizes = c.sizes}));
     }
     const SimulationResult baseline = simulate(sliced, machine_with(c.gbps(0.9)));
-    for (const RankSimulation& r : baseline.ranks) EXPECT_GT(r.exposed_communication_us, 20 * kLatencyUs);
+    for (const RankSimulation& r : baseline.ranks) EXPECT_GT(r.exposed_communication_us, kMuchUs);
   }
 }
 
@@ -188,7 +203,7 @@ TEST_F(TailFree, TheLastSliceOfAReduceScatterHasToBeCut) {
   SCOPED_TRACE(c.text());
   c.parts = 1;
   const SimulationResult whole = simulate(c.plans(), machine_with(c.gbps(0.9)));
-  for (const RankSimulation& r : whole.ranks) EXPECT_GT(r.exposed_communication_us, 20 * kLatencyUs);
+  for (const RankSimulation& r : whole.ranks) EXPECT_GT(r.exposed_communication_us, kMuchUs);
 }
 
 // Communication that takes longer than computation shows as far as it is longer, and finer slices leave less
