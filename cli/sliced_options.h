@@ -27,12 +27,17 @@ struct SlicedProblem {
   std::int64_t swizzle = 0;
   std::vector<std::int64_t> slices;  ///< Empty: equal.
   std::int64_t parts = 0;
-  std::int64_t baseline_slices = 4;
+  std::int64_t baseline_slices = 4;  ///< Not along heads.
   std::int64_t threads = 0;
   std::uint64_t seed = 1;
 };
 
 std::string_view name_of(SlicedOp op);
+
+/// Attention's operators, whose slices are heads. They have no baseline in slices.
+[[nodiscard]] inline bool along_heads(const SlicedProblem& problem) {
+  return problem.op == SlicedOp::kHeads || problem.op == SlicedOp::kFromHeads;
+}
 
 /// One subcommand of `parent` for each operator; `make` gets the subcommand and its problem, adds options of
 /// its own and returns what is to be done.
@@ -51,8 +56,6 @@ std::string text_of(const SlicedProblem& problem);
 enum class SlicedPlan { kTailFree, kSerial, kSliced };
 /// The plan that the operators make, for options that leave nothing open.
 OverlapPlan make_sliced_plan(const SlicedProblem& problem, const PlanOptions& options, SlicedPlan which);
-
-/// Options that were given to the command before the name of `sub` are an error, not ignored.
 
 void add_sliced_run(CLI::App& run, Action& action);
 void add_sliced_plan(CLI::App& plan, Action& action);

@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/fail.h"
 #include "flashoverlap/machine_profile.h"
@@ -12,6 +14,8 @@
 /// `flashoverlap plan` and `flashoverlap simulate` for operators whose data travels in slices.
 namespace flashoverlap::cli {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t kDefaultTile = 128;
 
@@ -92,7 +96,8 @@ int simulate_problem(SlicedProblem p, const std::string& machine_name, bool json
   const MachineProfile machine = load_machine_profile(machine_name);
   fill_in(p, machine);
   const Simulated overlap = simulate_plans(p, machine, SlicedPlan::kTailFree);
-  const Simulated sliced = simulate_plans(p, machine, SlicedPlan::kSliced);
+  std::optional<Simulated> sliced;
+  if (!along_heads(p)) sliced = simulate_plans(p, machine, SlicedPlan::kSliced);
   const Simulated serial = simulate_plans(p, machine, SlicedPlan::kSerial);
   const double communication_us = serial.communicating_us;
   const auto share = [&](const Simulated& s) {
@@ -110,27 +115,28 @@ int simulate_problem(SlicedProblem p, const std::string& machine_name, bool json
                 {"gemm_us", overlap.alone_us},
                 {"communication_us", communication_us},
                 {"serial_us", serial.total_us},
-                {"sliced_us", sliced.total_us},
+                {"sliced_us", sliced ? Json(sliced->total_us) : Json()},
                 {"overlap_us", overlap.total_us},
                 {"exposed_us", overlap.exposed_us},
                 {"exposed_share", share(overlap)},
-                {"sliced_exposed_us", sliced.exposed_us},
-                {"sliced_exposed_share", share(sliced)}});
+                {"sliced_exposed_us", sliced ? Json(sliced->exposed_us) : Json()},
+                {"sliced_exposed_share", sliced ? Json(share(*sliced)) : Json()}});
     return 0;
   }
   const auto row = [&](const Simulated& s) {
     return fmt::format("{}, exposed communication {} ({:.2f} % of it)", text_of_us(s.total_us),
                        text_of_us(s.exposed_us), 100 * share(s));
   };
-  fmt::print("{}",
-             to_table({{"operator", text_of(p)},
-                       {"machine", fmt::format("{} ({}), simulated", machine.name, machine.provenance.kind)},
-                       {"", ""},
-                       {"GEMM alone", text_of_us(overlap.alone_us)},
-                       {"communication", text_of_us(communication_us) + "  (as one collective)"},
-                       {"serial", row(serial)},
-                       {fmt::format("{} slices", p.baseline_slices), row(sliced)},
-                       {"tail-free", row(overlap)}}));
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"operator", text_of(p)},
+      {"machine", fmt::format("{} ({}), simulated", machine.name, machine.provenance.kind)},
+      {"", ""},
+      {"GEMM alone", text_of_us(overlap.alone_us)},
+      {"communication", text_of_us(communication_us) + "  (as one collective)"},
+      {"serial", row(serial)}};
+  if (sliced) rows.emplace_back(fmt::format("{} slices", p.baseline_slices), row(*sliced));
+  rows.emplace_back("tail-free", row(overlap));
+  fmt::print("{}", to_table(rows));
   return 0;
 }
 

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 
 #include "core/fail.h"
@@ -23,6 +25,8 @@
 namespace flashoverlap::cli {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 struct SlicedRun {
   std::int64_t iterations = 5;
   LinkChoice link;
@@ -35,7 +39,7 @@ struct SlicedResult {
   double gemm_us = 0;  ///< Medians of the slowest rank's time.
   double communication_us = 0;
   double serial_us = 0;
-  double sliced_us = 0;
+  std::optional<double> sliced_us;
   double overlap_us = 0;
   double max_error = 0;
   std::string wrong;  ///< Empty: correct.
@@ -55,10 +59,6 @@ bool gathers(const SlicedProblem& p) {
 
 bool reduces(const SlicedProblem& p) {
   return p.op == SlicedOp::kReduceScatter || p.op == SlicedOp::kGradient;
-}
-
-bool along_heads(const SlicedProblem& p) {
-  return p.op == SlicedOp::kHeads || p.op == SlicedOp::kFromHeads;
 }
 
 /// What each rank multiplies, once all has arrived.
@@ -316,7 +316,7 @@ SlicedResult measure(const SlicedProblem& p, const SlicedRun& options) {
                   times.push_back(slowest_us(*communicator, [&] { run.run(method, mode); }));
                 };
                 timed(serial, Method::kSerial, Mode::kRun);
-                timed(sliced, run.has_sliced() ? Method::kSliced : Method::kSerial, Mode::kRun);
+                if (run.has_sliced()) timed(sliced, Method::kSliced, Mode::kRun);
                 timed(overlap, Method::kOverlap, Mode::kRun);
                 timed(gemm, Method::kOverlap, Mode::kPlainGemm);
                 timed(communication, Method::kSerial, Mode::kCommunicationOnly);
@@ -327,7 +327,7 @@ SlicedResult measure(const SlicedProblem& p, const SlicedRun& options) {
               result.gemm_us = core::median(gemm);
               result.communication_us = core::median(communication);
               result.serial_us = core::median(serial);
-              result.sliced_us = core::median(sliced);
+              if (run.has_sliced()) result.sliced_us = core::median(sliced);
               result.overlap_us = core::median(overlap);
             });
   return result;
@@ -348,11 +348,11 @@ void print_result(const SlicedProblem& p, const SlicedRun& options, const Sliced
                 {"gemm_us", r.gemm_us},
                 {"communication_us", r.communication_us},
                 {"serial_us", r.serial_us},
-                {"sliced_us", r.sliced_us},
+                {"sliced_us", r.sliced_us ? Json(*r.sliced_us) : Json()},
                 {"overlap_us", r.overlap_us},
                 {"exposed_us", r.exposed_us()},
                 {"exposed_share", r.share_of(r.overlap_us)},
-                {"sliced_exposed_share", r.share_of(r.sliced_us)},
+                {"sliced_exposed_share", r.sliced_us ? Json(r.share_of(*r.sliced_us)) : Json()},
                 {"speedup", r.serial_us / r.overlap_us},
                 {"max_error", r.max_error},
                 {"correct", r.wrong.empty()},
@@ -364,23 +364,27 @@ void print_result(const SlicedProblem& p, const SlicedRun& options, const Sliced
     return fmt::format("{}, exposed communication {} ({:.1f} % of it)", text_of_us(us),
                        text_of_us(std::max(0.0, us - r.gemm_us)), 100 * r.share_of(us));
   };
-  fmt::print("{}",
-             to_table({{"operator", text_of(p)},
-                       {"machine", fmt::format("cpu backend, {} compute thread{} per rank", r.threads,
-                                               r.threads == 1 ? "" : "s")},
-                       {"link", text_of(r.link)},
-                       {"", ""},
-                       {"GEMM alone", text_of_us(r.gemm_us)},
-                       {"communication alone", text_of_us(r.communication_us) + "  (as one collective)"},
-                       {"serial", row(r.serial_us)},
-                       {fmt::format("{} slices", p.baseline_slices), row(r.sliced_us)},
-                       {"tail-free", row(r.overlap_us)},
-                       {"speed-up", fmt::format("{:.2f}x over serial, {:.2f}x over slices",
-                                                r.serial_us / r.overlap_us, r.sliced_us / r.overlap_us)},
-                       {"result", r.wrong.empty()
-                                      ? fmt::format("correct on every rank: max error {:.2g}{}", r.max_error,
-                                                    r.equals_serial ? "; same bits as serial" : "")
-                                      : "WRONG: " + r.wrong}}));
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"operator", text_of(p)},
+      {"machine",
+       fmt::format("cpu backend, {} compute thread{} per rank", r.threads, r.threads == 1 ? "" : "s")},
+      {"link", text_of(r.link)},
+      {"", ""},
+      {"GEMM alone", text_of_us(r.gemm_us)},
+      {"communication alone", text_of_us(r.communication_us) + "  (as one collective)"},
+      {"serial", row(r.serial_us)}};
+  std::string speed_up = fmt::format("{:.2f}x over serial", r.serial_us / r.overlap_us);
+  if (r.sliced_us) {
+    rows.emplace_back(fmt::format("{} slices", p.baseline_slices), row(*r.sliced_us));
+    speed_up += fmt::format(", {:.2f}x over slices", *r.sliced_us / r.overlap_us);
+  }
+  rows.emplace_back("tail-free", row(r.overlap_us));
+  rows.emplace_back("speed-up", speed_up);
+  rows.emplace_back("result", r.wrong.empty()
+                                  ? fmt::format("correct on every rank: max error {:.2g}{}", r.max_error,
+                                                r.equals_serial ? "; same bits as serial" : "")
+                                  : "WRONG: " + r.wrong);
+  fmt::print("{}", to_table(rows));
 }
 
 int run_sliced(const SlicedProblem& p, const SlicedRun& options) {
