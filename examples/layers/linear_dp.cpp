@@ -98,10 +98,10 @@ class LinearDp final : public Layer {
 
   [[nodiscard]] Values whole_weight() const { return random_values(shape_.out, shape_.in, seed_, 0); }
   [[nodiscard]] Values samples(int rank) const {
-    return random_values(shape_.samples, shape_.in, seed_, static_cast<std::uint64_t>(1 + 2 * rank));
+    return random_values(shape_.samples, shape_.in, seed_, 1 + 2 * static_cast<std::uint64_t>(rank));
   }
   [[nodiscard]] Values gradients(int rank) const {
-    return random_values(shape_.samples, shape_.out, seed_, static_cast<std::uint64_t>(2 + 2 * rank));
+    return random_values(shape_.samples, shape_.out, seed_, 2 + 2 * static_cast<std::uint64_t>(rank));
   }
 
   LinearShape shape_;

@@ -78,10 +78,10 @@ class MlpTpsp final : public Layer {
  private:
   [[nodiscard]] Values all_tokens() const { return random_values(shape_.tokens, shape_.hidden, seed_, 0); }
   [[nodiscard]] Values up_weight(int rank) const {
-    return random_values(inner_cols_, shape_.hidden, seed_, static_cast<std::uint64_t>(1 + 2 * rank));
+    return random_values(inner_cols_, shape_.hidden, seed_, 1 + 2 * static_cast<std::uint64_t>(rank));
   }
   [[nodiscard]] Values down_weight(int rank) const {
-    return random_values(shape_.hidden, inner_cols_, seed_, static_cast<std::uint64_t>(2 + 2 * rank));
+    return random_values(shape_.hidden, inner_cols_, seed_, 2 + 2 * static_cast<std::uint64_t>(rank));
   }
 
   MlpShape shape_;
