@@ -386,6 +386,7 @@ class Matrix {
     });
     if (excused.empty()) return;
     fmt::print("{} runs were late or ended by OpenMPI; once more, one at a time:\n", excused.size());
+    std::fflush(stdout);  // or the processes that are forked print it too
     run(excused, 1);
   }
 
