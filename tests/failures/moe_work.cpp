@@ -48,7 +48,8 @@ class MoeWork : public Work {
     routing_ = {.tokens = kTokens, .num_experts = kExperts, .top_k = kTopK, .experts = {}, .weights = {}};
     routing_.weights.assign(kTokens * kTopK, 1.0F);
     for (std::int32_t token = 0; token < kTokens; ++token) {
-      for (std::int32_t slot = 0; slot < kTopK; ++slot) routing_.experts.push_back((token + slot) % kExperts);
+      for (std::int32_t slot = 0; slot < kTopK; ++slot)
+        routing_.experts.push_back(static_cast<std::int32_t>((token + slot) % kExperts));
     }
   }
 
