@@ -4,10 +4,10 @@
 
 namespace flashoverlap::cpu {
 
-Progress::Progress(const OverlapPlan& plan)
+Progress::Progress(const OverlapPlan& plan, std::int64_t num_passes)
     : counters_(plan.groups.size()),
       arrived_(plan.slices.size()),
-      passes_(plan.passes().size() > 1 ? plan.schedule.size() : 0) {
+      passes_(num_passes > 1 ? plan.schedule.size() : 0) {
   for (std::size_t group = 0; group < plan.groups.size(); ++group) {
     counters_[group].expected = plan.groups[group].num_tiles;
   }

@@ -18,7 +18,8 @@ struct RunStopped {};
 /// One object per run, so that nothing of a run can reach the next.
 class Progress {
  public:
-  explicit Progress(const OverlapPlan& plan);
+  /// `num_passes`: of the plan, as its preparation has counted them.
+  Progress(const OverlapPlan& plan, std::int64_t num_passes);
 
   /// By a compute thread, after it has written all of a tile of the group. The last tile wakes who waits for
   /// the group.

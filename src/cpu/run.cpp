@@ -26,7 +26,7 @@ Run::Run(const Parts& parts, ThreadPool& pool, std::span<HostStream* const> stre
       streams_(streams.first(static_cast<std::size_t>(parts.prepared.num_channels()) +
                              (parts.prepared.has_puts() ? 1U : 0U))),
       timeline_(timeline),
-      progress_(std::make_shared<Progress>(plan_)) {
+      progress_(std::make_shared<Progress>(plan_, parts.prepared.num_passes())) {
   const bool recorded = timeline != nullptr;
   for (int thread = 0; thread < pool.num_threads(); ++thread) {
     compute_logs_.emplace_back(recorded, plan_.rank, fmt::format("compute {}", thread));
