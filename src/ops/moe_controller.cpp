@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/fail.h"
+#include "ops/moe_checks.h"
 
 namespace flashoverlap {
 namespace {
@@ -18,11 +19,6 @@ constexpr double kMostlyIdle = 0.8;
 constexpr double kWorse = 1.05;
 // … and may be tried again once calls take this much longer or shorter than before it.
 constexpr double kOtherLoad = 0.2;
-
-void at_least(const char* name, std::int64_t value, std::int64_t minimum) {
-  if (value >= minimum) return;
-  core::fail(ErrorKind::kBadArgument, "controller: {} is {}; at least {} is expected", name, value, minimum);
-}
 
 void check_share(const char* name, double value) {
   if (value >= 0 && value <= 1) return;
@@ -43,12 +39,12 @@ std::string text_of(const MoeSetting& s) {
 
 MoeController::MoeController(const MoeControllerOptions& options, const MoeSetting& initial)
     : options_(options), setting_(initial) {
-  at_least("min_consumers", options.min_consumers, 1);
-  at_least("max_consumers", options.max_consumers, options.min_consumers);
-  at_least("min_segment_bands", options.min_segment_bands, 1);
-  at_least("max_segment_bands", options.max_segment_bands, options.min_segment_bands);
-  at_least("total_units", options.total_units, 0);
-  at_least("patience", options.patience, 1);
+  ops::at_least("controller: min_consumers", options.min_consumers, 1);
+  ops::at_least("controller: max_consumers", options.max_consumers, options.min_consumers);
+  ops::at_least("controller: min_segment_bands", options.min_segment_bands, 1);
+  ops::at_least("controller: max_segment_bands", options.max_segment_bands, options.min_segment_bands);
+  ops::at_least("controller: total_units", options.total_units, 0);
+  ops::at_least("controller: patience", options.patience, 1);
   check_share("high_backlog", options.high_backlog);
   check_share("high_idle", options.high_idle);
   if (options.total_units > 0 && options.max_consumers >= options.total_units) {

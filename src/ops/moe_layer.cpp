@@ -5,15 +5,13 @@
 
 #include "core/fail.h"
 #include "ops/agree.h"
+#include "ops/moe_checks.h"
 #include "ops/moe_state.h"
 
 namespace flashoverlap {
 namespace {
 
-void at_least(const char* name, std::int64_t value, std::int64_t minimum) {
-  if (value >= minimum) return;
-  core::fail(ErrorKind::kBadArgument, "{} is {}; at least {} is expected", name, value, minimum);
-}
+using ops::at_least;
 
 constexpr std::int64_t kMaxConsumers = 16;  // each is a thread
 

@@ -4,6 +4,7 @@
 #include "core/half.h"
 #include "cpu/blas.h"
 #include "flashoverlap/moe_router.h"
+#include "ops/moe_checks.h"
 
 /// The router's own gradients.
 namespace flashoverlap {
@@ -17,10 +18,7 @@ std::size_t index(std::int64_t i) {
 }
 
 void check(const MoeRouterBackward& call) {
-  const auto at_least = [](const char* name, std::int64_t value, std::int64_t minimum) {
-    if (value >= minimum) return;
-    core::fail(ErrorKind::kBadArgument, "{} is {}; at least {} is expected", name, value, minimum);
-  };
+  using ops::at_least;
   at_least("tokens", call.tokens, 0);
   at_least("hidden", call.hidden, 0);
   at_least("num_experts", call.num_experts, 1);
