@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from . import _arrays, _core
 from ._agreement import require_communicator
 from ._devices import HOST, hold, stream_of
-from ._options import ACTIVATIONS, Partition, Tile, carried_out, count, partition_list, tile_list
+from ._options import ACTIVATIONS, Partition, Tile, carried_out, count, partition_list, slice_sizes, tile_list
 from .errors import ArgumentTypeError, BadArgumentError
 from .planning import Plan
 from .ranks import Communicator
@@ -333,3 +333,25 @@ class GemmOperator:
 
     def __repr__(self) -> str:
         return f"<flashoverlap.{type(self).__name__} {self._shape}, rank {self.comm.rank} of {self.comm.size}>"
+
+
+class SlicedGemm(GemmOperator):
+    """An operator whose rows travel in one slice per rank."""
+
+    _OPERATION: str
+
+    def __init__(
+        self,
+        comm: Communicator,
+        *,
+        m: int,
+        n: int,
+        k: int,
+        dtype: Any = "float32",
+        rows: Sequence[int] | None = None,
+        parts: int = 0,
+        tile: Tile = None,
+    ) -> None:
+        require_communicator(comm)
+        sizes = slice_sizes(rows, "rows", comm.size)
+        super().__init__(comm, shape_of(self._OPERATION, m, n, k, dtype, tile=tile, row_sizes=sizes, parts=parts))

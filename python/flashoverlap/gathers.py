@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,14 @@ from ._gemm import (
     Inputs,
     Outputs,
     Shape,
+    SlicedGemm,
     run,
     shape_of,
     view_inputs,
     view_matrices,
     view_outputs,
 )
-from ._options import Tile, carried_out, share, slice_sizes
+from ._options import Tile, carried_out, share
 from .errors import BadArgumentError
 from .ranks import Communicator
 
@@ -31,15 +31,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class _GatheringGemm(GemmOperator):
+class _GatheringGemm(SlicedGemm):
     """An operator one of whose matrices is spread over the ranks by rows."""
 
     _SPREAD = "a"
 
-    def __init__(self, comm: Communicator, shape: Shape) -> None:
-        super().__init__(comm, shape)
-        total, sizes = self._total(), shape.row_sizes
-        self._rows = sizes[comm.rank] if sizes else share(total, comm.size, comm.rank)
+    def _own_rows(self) -> int:
+        sizes = self._shape.row_sizes
+        return sizes[self.comm.rank] if sizes else share(self._total(), self.comm.size, self.comm.rank)
 
     def _total(self) -> int:
         return self._shape.m if self._SPREAD == "a" else self._shape.n
@@ -52,7 +51,7 @@ class _GatheringGemm(GemmOperator):
         handle = stream_of(stream, mine, device)
         whole = _arrays.empty_like(mine, whole_shape, device) if gathered is None else gathered
         slice_view = _arrays.view(mine, self._SPREAD, ndim=2, device=device)
-        _arrays.require_shape(slice_view, [self._rows, self._shape.k], "[rows of this rank, k]")
+        _arrays.require_shape(slice_view, [self._own_rows(), self._shape.k], "[rows of this rank, k]")
         whole_view = _arrays.view(whole, "gathered", ndim=2, writable=True, device=device)
         _arrays.require_dtype(whole_view, slice_view)
         _arrays.require_shape(whole_view, whole_shape, "[all rows, k]")
@@ -69,21 +68,7 @@ class AllGatherGemm(_GatheringGemm):
     parts: transfers of each slice, as far as it has so many tiles; 0: chosen.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        *,
-        m: int,
-        n: int,
-        k: int,
-        dtype: Any = "float32",
-        rows: Sequence[int] | None = None,
-        parts: int = 0,
-        tile: Tile = None,
-    ) -> None:
-        require_communicator(comm)
-        sizes = slice_sizes(rows, "rows", comm.size)
-        super().__init__(comm, shape_of("all-gather-gemm", m, n, k, dtype, tile=tile, row_sizes=sizes, parts=parts))
+    _OPERATION = "all-gather-gemm"
 
 
 class ShardedWeightGemm(_GatheringGemm):
@@ -93,23 +78,8 @@ class ShardedWeightGemm(_GatheringGemm):
     parts: transfers of each slice, as far as it has so many tiles; 0: chosen.
     """
 
+    _OPERATION = "sharded-weight-gemm"
     _SPREAD = "b"
-
-    def __init__(
-        self,
-        comm: Communicator,
-        *,
-        m: int,
-        n: int,
-        k: int,
-        dtype: Any = "float32",
-        rows: Sequence[int] | None = None,
-        parts: int = 0,
-        tile: Tile = None,
-    ) -> None:
-        require_communicator(comm)
-        sizes = slice_sizes(rows, "rows", comm.size)
-        super().__init__(comm, shape_of("sharded-weight-gemm", m, n, k, dtype, tile=tile, row_sizes=sizes, parts=parts))
 
 
 @dataclass

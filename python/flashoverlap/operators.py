@@ -24,6 +24,7 @@ from ._gemm import (
     Inputs,
     Outputs,
     Shape,
+    SlicedGemm,
     run,
     shape_of,
     view_inputs,
@@ -95,29 +96,14 @@ class GemmReduceScatter(GemmOperator):
         return _core.owned_rows(self._shape.m, tile_m, self.comm.size, self.comm.rank, self._shape.rows)
 
 
-class GradientReduceScatter(GemmOperator):
+class GradientReduceScatter(SlicedGemm):
     """``gradient_reduce_scatter`` for repeated calls of one shape. Making it is collective.
 
     rows: of each rank's slice of the gradient; they sum to m. None: rank r of W has [r·m/W, (r+1)·m/W), rounded down.
     parts: transfers of each slice, as far as it has so many tiles; 0: chosen.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        *,
-        m: int,
-        n: int,
-        k: int,
-        dtype: Any = "float32",
-        rows: Sequence[int] | None = None,
-        parts: int = 0,
-        tile: Tile = None,
-    ) -> None:
-        require_communicator(comm)
-        sizes = slice_sizes(rows, "rows", comm.size)
-        shape = shape_of("gradient-reduce-scatter", m, n, k, dtype, tile=tile, row_sizes=sizes, parts=parts)
-        super().__init__(comm, shape)
+    _OPERATION = "gradient-reduce-scatter"
 
 
 class GemmAllToAll(GemmOperator):
