@@ -37,6 +37,10 @@ struct Epilogue {
   float rms_norm_eps = 1e-6F;
 };
 
+/// Makes rows [first_row, first_row + num_rows) of A where `Operands::a` has them. Several threads call it at
+/// a time, for different rows. May throw: the run then fails on every rank, as if a tile had failed.
+using RowProducer = std::function<void(std::int64_t first_row, std::int64_t num_rows)>;
+
 /// The matrices of one call. Leading dimensions are in elements, >= the row length.
 struct Operands {
   const void* a = nullptr;  ///< [m, k]
@@ -48,6 +52,13 @@ struct Operands {
   Epilogue epilogue;
   void* stream =
       nullptr;  ///< GPU executors: the cudaStream_t that the call is put into. CPU executors ignore it.
+  /// When set, A need not be complete at the call: each run of rows that a row of tiles reads is made by one
+  /// call of this, before its first tile, in the order in which the schedule comes to them. What makes A (an
+  /// attention per query slice, an activation) then hides communication as the tiles do. Called once for
+  /// every row that a tile reads, whatever the method, in all modes but kCommunicationOnly.
+  /// Error(kUnsupported) where `Executor::makes_rows` says no, and where A itself travels (AllGatherGemm,
+  /// AllToAllGemm).
+  RowProducer make_rows = {};
 };
 
 /// What of a plan is carried out. All but kRun exist to measure the parts on their own; they leave the output
@@ -107,6 +118,9 @@ class Executor {
                                                          std::int64_t /*k*/, DType /*dtype*/) const {
     return std::nullopt;
   }
+
+  /// Whether `execute` calls Operands::make_rows.
+  [[nodiscard]] virtual bool makes_rows() const { return false; }
 
   /// Bytes of workspace held now: what was needed by the most demanding plan prepared or run so far.
   [[nodiscard]] virtual std::int64_t workspace_bytes() const = 0;

@@ -53,6 +53,8 @@ class CpuExecutor final : public Executor {
     }
   }
 
+  [[nodiscard]] bool makes_rows() const override { return true; }
+
   [[nodiscard]] std::int64_t workspace_bytes() const override { return workspace_.size_bytes(); }
 
  private:

@@ -116,6 +116,11 @@ void check_operands(const CpuPreparedPlan& prepared, const Operands& operands) {
 
   for (const Matrix* matrix : {&a, &b, &out, &bias, &norm, &residual, &residual_out})
     check_matrix(*matrix, prepared);
+  if (operands.make_rows && prepared.moves_input()) {
+    core::fail(ErrorKind::kUnsupported,
+               "make_rows is given, but a travels between ranks, so it must be complete at the call ({})",
+               prepared.label());
+  }
   if (prepared.receives_input()) check_written(a, {&b, &bias, &norm, &residual}, prepared);
   if (prepared.moves_input()) check_dense(a, false, prepared);
   if (prepared.moves_weight()) check_written(b, {&a, &bias, &norm, &residual}, prepared);

@@ -4,9 +4,10 @@
 
 namespace flashoverlap::cpu {
 
-Progress::Progress(const OverlapPlan& plan, std::int64_t num_passes)
+Progress::Progress(const OverlapPlan& plan, std::int64_t num_passes, std::int64_t num_row_runs)
     : counters_(plan.groups.size()),
       arrived_(plan.slices.size()),
+      made_(static_cast<std::size_t>(num_row_runs)),
       passes_(num_passes > 1 ? plan.schedule.size() : 0) {
   for (std::size_t group = 0; group < plan.groups.size(); ++group) {
     counters_[group].expected = plan.groups[group].num_tiles;
@@ -73,6 +74,16 @@ void Progress::wait_for_slice(std::int64_t slice) {
   const std::atomic<bool>& arrived = arrived_[static_cast<std::size_t>(slice)];
   if (arrived.load(std::memory_order_acquire)) return;
   wait([&] { return arrived.load(std::memory_order_acquire); });
+}
+
+void Progress::mark_rows(std::int64_t run) {
+  made_[static_cast<std::size_t>(run)].store(true, std::memory_order_release);
+  { const std::scoped_lock lock(mutex_); }
+  changed_.notify_all();
+}
+
+void Progress::wait_for_rows(std::int64_t run) {
+  wait([&] { return has_rows(run); });
 }
 
 void Progress::note(std::exception_ptr error) noexcept {

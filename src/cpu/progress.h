@@ -19,7 +19,8 @@ struct RunStopped {};
 class Progress {
  public:
   /// `num_passes`: of the plan, as its preparation has counted them.
-  Progress(const OverlapPlan& plan, std::int64_t num_passes);
+  /// `num_row_runs`: of RowRuns.
+  Progress(const OverlapPlan& plan, std::int64_t num_passes, std::int64_t num_row_runs);
 
   /// By a compute thread, after it has written all of a tile of the group. The last tile wakes who waits for
   /// the group.
@@ -39,6 +40,14 @@ class Progress {
   void mark_slice(std::int64_t slice);
   /// By a compute thread or stream. Throws RunStopped after a failure.
   void wait_for_slice(std::int64_t slice);
+
+  /// By a compute thread, once the rows of a run of RowRuns are in A.
+  void mark_rows(std::int64_t run);
+  [[nodiscard]] bool has_rows(std::int64_t run) const {
+    return made_[static_cast<std::size_t>(run)].load(std::memory_order_acquire);
+  }
+  /// By a compute thread. Throws RunStopped after a failure.
+  void wait_for_rows(std::int64_t run);
 
   /// Keeps the error as the run's, where there is none yet, without ending the run.
   void note(std::exception_ptr error) noexcept;
@@ -68,6 +77,7 @@ class Progress {
 
   std::vector<Counter> counters_;
   std::vector<std::atomic<bool>> arrived_;         // streams set (release), compute threads read (acquire)
+  std::vector<std::atomic<bool>> made_;            // compute threads set (release) and read (acquire)
   std::vector<std::atomic<std::int64_t>> passes_;  // by tile; empty where there is one pass only
   // Threads in wait_for_pass, which are few: others need not take the lock for them. All accesses to it and
   // to passes_ are sequentially consistent, so that whoever counts sees the waiter or is seen by it.

@@ -26,7 +26,8 @@ Run::Run(const Parts& parts, ThreadPool& pool, std::span<HostStream* const> stre
       streams_(streams.first(static_cast<std::size_t>(parts.prepared.num_channels()) +
                              (parts.prepared.has_puts() ? 1U : 0U))),
       timeline_(timeline),
-      progress_(std::make_shared<Progress>(plan_, parts.prepared.num_passes())) {
+      row_runs_(parts.operands.make_rows ? RowRuns(plan_) : RowRuns()),
+      progress_(std::make_shared<Progress>(plan_, parts.prepared.num_passes(), row_runs_.size())) {
   const bool recorded = timeline != nullptr;
   for (int thread = 0; thread < pool.num_threads(); ++thread) {
     compute_logs_.emplace_back(recorded, plan_.rank, fmt::format("compute {}", thread));
@@ -118,6 +119,7 @@ void Run::compute(int thread) {
     const std::int64_t tile = plan_.schedule[static_cast<std::size_t>(position)];
     bool done = false;
     try {
+      if (row_runs_.size() > 0) make_rows(tile, log);
       const double begin_us = log.now_us();
       done = compute_tile(tile, taken / tiles, unit);
       log.add(SpanKind::kCompute, "tile ", tile, begin_us);
@@ -134,6 +136,20 @@ void Run::compute(int thread) {
     } else {
       progress_->count_pass(tile);
     }
+  }
+}
+
+void Run::make_rows(std::int64_t tile, SpanLog& log) {
+  const std::int64_t needed = row_runs_.of_tile(tile);
+  // Where another thread is at these rows already, this one makes the next ones rather than wait.
+  while (!progress_->has_rows(needed)) {
+    const std::int64_t run = next_rows_.fetch_add(1, std::memory_order_relaxed);
+    if (run >= row_runs_.size() || progress_->failed()) return progress_->wait_for_rows(needed);
+    const double begin_us = log.now_us();
+    const RowRuns::Rows& rows = row_runs_.at(run);
+    parts_.operands.make_rows(rows.first, rows.count);
+    log.add(SpanKind::kCompute, "rows ", run, begin_us);
+    progress_->mark_rows(run);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "cpu/prepared_plan.h"
 #include "cpu/progress.h"
 #include "cpu/restore_pass.h"
+#include "cpu/row_runs.h"
 #include "cpu/span_log.h"
 #include "cpu/thread_pool.h"
 #include "cpu/tile_unit.h"
@@ -37,6 +38,8 @@ class Run {
 
  private:
   void compute(int thread);
+  /// Until the rows of A that the tile reads are there, of those that Operands::make_rows makes.
+  void make_rows(std::int64_t tile, SpanLog& log);
   /// Returns whether the tile is done.
   bool compute_tile(std::int64_t tile, std::int64_t pass, TileUnit& unit);
   bool wait_for_start(std::int64_t tile, std::int64_t pass);
@@ -63,12 +66,14 @@ class Run {
   ThreadPool& pool_;
   std::span<HostStream* const> streams_;
   Timeline* timeline_;
+  RowRuns row_runs_;  // none where A is there
   std::shared_ptr<Progress> progress_;
   std::vector<SpanLog> compute_logs_;  // by thread
   std::vector<SpanLog> stream_logs_;   // by channel
   // Compute threads take schedule positions in order, those of all passes one after the other; nobody else
   // touches it.
   std::atomic<std::int64_t> next_position_{0};
+  std::atomic<std::int64_t> next_rows_{0};  // the same for row_runs_
 };
 
 }  // namespace flashoverlap::cpu

@@ -38,6 +38,12 @@ PreparedPlan& prepared_for(const ops::PreparedPlans& plans, Method method) {
 
 void GemmOperator::run(const Operands& operands, Method method, Mode mode, Timeline* timeline) {
   const ops::PreparedPlans& plans = state_->plans;
+  if (operands.make_rows && !plans.executor->makes_rows()) {
+    core::fail(ErrorKind::kUnsupported,
+               "make_rows is given, but the executor of {} cannot make rows of a while it runs; expected a "
+               "that is complete at the call",
+               plans.overlap->plan().operation);
+  }
   plans.executor->execute(prepared_for(plans, method), operands, mode, timeline);
 }
 
