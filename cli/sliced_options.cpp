@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 
 #include "core/fail.h"
@@ -34,17 +33,6 @@ constexpr std::array kOps = {
     OpText{SlicedOp::kFromHeads, "all-to-all-gemm",
            "Projection behind Ulysses attention: the heads' columns of this rank's tokens arrive meanwhile"},
 };
-
-OverlapPlan equal_groups(const SlicedProblem& problem, PlanOptions options, std::int64_t slices) {
-  const std::int64_t waves = num_waves_reduce_scatter(options, slice_options(problem));
-  const std::int64_t groups = std::min(slices, waves);
-  std::int64_t left = waves;
-  for (std::int64_t i = 0; i < groups; ++i) {
-    options.partition.push_back(left / (groups - i));
-    left -= options.partition.back();
-  }
-  return plan_reduce_scatter(options, slice_options(problem));
-}
 
 }  // namespace
 
@@ -115,7 +103,8 @@ std::int64_t sliced_size(const SlicedProblem& problem) {
 }
 
 HeadSlices head_slices(const SlicedProblem& problem) {
-  return HeadSlices{SliceOptions{}, slice_options(problem)};
+  if (plan::along_heads(problem.op)) return {.rows = {}, .columns = slice_options(problem)};
+  return {.rows = slice_options(problem), .columns = {}};
 }
 
 GemmOptions gemm_options(const SlicedProblem& problem) {
@@ -135,28 +124,9 @@ std::string text_of(const SlicedProblem& problem) {
 }
 
 OverlapPlan make_sliced_plan(const SlicedProblem& problem, const PlanOptions& options, SlicedPlan which) {
-  const SliceOptions slices = slice_options(problem);
-  const std::int64_t count = which == SlicedPlan::kSerial ? 1 : problem.baseline_slices;
-  const bool tail_free = which == SlicedPlan::kTailFree;
-  switch (problem.op) {
-    case SlicedOp::kAllGatherGemm:
-    case SlicedOp::kShardedWeight: {
-      const SliceAxis axis = problem.op == SlicedOp::kAllGatherGemm ? SliceAxis::kRows : SliceAxis::kColumns;
-      return tail_free ? plan_all_gather_gemm(options, slices, axis)
-                       : plan_sliced_all_gather_gemm(options, slices, count, axis);
-    }
-    case SlicedOp::kReduceScatter:
-    case SlicedOp::kGradient:
-      return tail_free ? plan_tail_free_reduce_scatter(options, slices)
-                       : equal_groups(problem, options, count);
-    case SlicedOp::kHeads:
-      return tail_free ? plan_gemm_all_to_all(options, head_slices(problem))
-                       : plan_serial_gemm_all_to_all(options, head_slices(problem));
-    case SlicedOp::kFromHeads:
-      return tail_free ? plan_all_to_all_gemm(options, head_slices(problem))
-                       : plan_serial_all_to_all_gemm(options, head_slices(problem));
-  }
-  core::fail(ErrorKind::kInternal, "operator {} is not known here", static_cast<int>(problem.op));
+  return plan::plan_sliced_call(
+      {.op = problem.op, .slices = head_slices(problem), .num_slices = problem.baseline_slices}, options,
+      which);
 }
 
 }  // namespace flashoverlap::cli

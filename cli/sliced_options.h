@@ -8,12 +8,14 @@
 
 #include "commands.h"
 #include "flashoverlap/operators.h"
+#include "plan/sliced_call.h"
 
 /// `flashoverlap run|plan|simulate` for operators whose data travels in slices (arXiv 2604.24013): what all
 /// three ask.
 namespace flashoverlap::cli {
 
-enum class SlicedOp { kAllGatherGemm, kReduceScatter, kShardedWeight, kGradient, kHeads, kFromHeads };
+using plan::SlicedOp;
+using plan::SlicedPlan;
 
 struct SlicedProblem {
   SlicedOp op = SlicedOp::kAllGatherGemm;
@@ -34,11 +36,6 @@ struct SlicedProblem {
 
 std::string_view name_of(SlicedOp op);
 
-/// Attention's operators, whose slices are heads. They have no baseline in slices.
-[[nodiscard]] inline bool along_heads(const SlicedProblem& problem) {
-  return problem.op == SlicedOp::kHeads || problem.op == SlicedOp::kFromHeads;
-}
-
 /// One subcommand of `parent` for each operator; `make` gets the subcommand and its problem, adds options of
 /// its own and returns what is to be done.
 void add_sliced_subcommands(
@@ -53,7 +50,6 @@ void add_sliced_subcommands(
 /// "all-gather-gemm  m=… n=… k=… f32, 4 ranks, slices …".
 std::string text_of(const SlicedProblem& problem);
 
-enum class SlicedPlan { kTailFree, kSerial, kSliced };
 /// The plan that the operators make, for options that leave nothing open.
 OverlapPlan make_sliced_plan(const SlicedProblem& problem, const PlanOptions& options, SlicedPlan which);
 

@@ -97,7 +97,7 @@ int simulate_problem(SlicedProblem p, const std::string& machine_name, bool json
   fill_in(p, machine);
   const Simulated overlap = simulate_plans(p, machine, SlicedPlan::kTailFree);
   std::optional<Simulated> sliced;
-  if (!along_heads(p)) sliced = simulate_plans(p, machine, SlicedPlan::kSliced);
+  if (!plan::along_heads(p.op)) sliced = simulate_plans(p, machine, SlicedPlan::kSliced);
   const Simulated serial = simulate_plans(p, machine, SlicedPlan::kSerial);
   const double communication_us = serial.communicating_us;
   const auto share = [&](const Simulated& s) {

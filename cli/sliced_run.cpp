@@ -68,7 +68,7 @@ std::vector<Inputs> make_inputs(const SlicedProblem& p) {
   std::vector<Inputs> inputs;
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(p.ranks); ++rank) {
     const bool same_a = p.op == SlicedOp::kAllGatherGemm || p.op == SlicedOp::kFromHeads;
-    const bool same_b = p.op == SlicedOp::kShardedWeight || along_heads(p);
+    const bool same_b = p.op == SlicedOp::kShardedWeight || plan::along_heads(p.op);
     const std::int64_t m = p.op == SlicedOp::kHeads ? rows[rank + 1] - rows[rank] : p.m;
     inputs.push_back({random_matrix(m, p.k, dtype, p.seed, same_a ? 0 : 2 * rank),
                       random_matrix(p.n, p.k, dtype, p.seed, same_b ? 1 : 2 * rank + 1)});
@@ -149,7 +149,7 @@ class SlicedRank {
     sliced_ = own_rows(whole, order_, begins_[rank_], begins_[rank_ + 1]);
   }
 
-  [[nodiscard]] bool has_sliced() const { return !along_heads(p_); }
+  [[nodiscard]] bool has_sliced() const { return !plan::along_heads(p_.op); }
   [[nodiscard]] int num_threads() const { return context_.num_threads(); }
 
   void run(Method method, Mode mode, Timeline* timeline = nullptr) {

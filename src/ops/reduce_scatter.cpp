@@ -7,7 +7,7 @@
 #include "ops/agree.h"
 #include "ops/choose.h"
 #include "ops/sliced_plans.h"
-#include "plan/arithmetic.h"
+#include "plan/sliced_call.h"
 
 namespace flashoverlap {
 namespace {
@@ -27,18 +27,6 @@ OverlapMethod resolve(const Context& context, const GemmOptions& options, Overla
   return applies ? OverlapMethod::kTailFree : OverlapMethod::kSignal;
 }
 
-/// `num_slices` groups of equally many waves, fewer where there are not so many waves.
-OverlapPlan plan_equal_groups(PlanOptions options, const SliceOptions& slices, std::int64_t num_slices) {
-  const std::int64_t waves = num_waves_reduce_scatter(options, slices);
-  const std::int64_t groups = std::min(num_slices, waves);
-  options.partition.clear();
-  for (std::int64_t i = 0; i < groups; ++i) {
-    options.partition.push_back(plan::share_begin(waves, groups, i + 1) -
-                                plan::share_begin(waves, groups, i));
-  }
-  return plan_reduce_scatter(options, slices);
-}
-
 ops::PreparedPlans prepare_tail_free(Context& context, const GemmOptions& options, const SliceOptions& slices,
                                      const BaselineOptions& baseline) {
   ops::SlicedRecipe recipe{
@@ -49,10 +37,11 @@ ops::PreparedPlans prepare_tail_free(Context& context, const GemmOptions& option
             ops::check_baseline(baseline);
             return plan_tail_free_reduce_scatter(chosen, slices);
           },
-      .serial = [=](const PlanOptions& chosen) { return plan_equal_groups(chosen, slices, 1); }};
+      .serial =
+          [=](const PlanOptions& chosen) { return plan::plan_reduce_scatter_in_slices(chosen, slices, 1); }};
   if (baseline.num_slices > 0) {
     recipe.sliced = [=](const PlanOptions& chosen) {
-      return plan_equal_groups(chosen, slices, baseline.num_slices);
+      return plan::plan_reduce_scatter_in_slices(chosen, slices, baseline.num_slices);
     };
   }
   return ops::prepare_sliced(context, ops::plan_options(context, options), recipe);
@@ -112,7 +101,7 @@ GemmReduceScatter::GemmReduceScatter(Context& context, const GemmOptions& option
   const std::string operation = ops::with_shape(kOperation, options.m, options.n, options.k);
   ops::agree(context.communicator(), operation, [&]() -> ops::Ticket {
     ops::check_baseline(baseline);
-    OverlapPlan sliced = plan_equal_groups(chosen, slices, baseline.num_slices);
+    OverlapPlan sliced = plan::plan_reduce_scatter_in_slices(chosen, slices, baseline.num_slices);
     const std::uint64_t agreement = sliced.agreement;
     state_->plans.sliced = context.executor().prepare(std::move(sliced));
     return {.agreement = agreement, .description = "sliced baseline", .payload = {}};

@@ -45,12 +45,6 @@ void close_group(OverlapPlan& plan) {
   plan.groups.push_back({begin, std::ssize(plan.schedule) - begin});
 }
 
-void check_num_slices(std::int64_t num_slices) {
-  if (num_slices < 1) {
-    core::fail(ErrorKind::kBadArgument, "num_slices is {}; it must be at least 1", num_slices);
-  }
-}
-
 /// Pieces of each rank's slice, equally many for all, so that piece i of all ranks is one collective. They
 /// end at tile boundaries; some may be empty.
 struct Pieces {
@@ -118,7 +112,7 @@ OverlapPlan plan_sliced_all_gather_gemm(const PlanOptions& options, const SliceO
                                         std::int64_t num_slices, SliceAxis axis) {
   plan::check_options(options);
   plan::check_no_partition(options);
-  check_num_slices(num_slices);
+  plan::check_num_slices(num_slices);
   const bool by_rows = axis == SliceAxis::kRows;
   const Pieces pieces = cut_pieces(slice_begins(slices, size_along(options, axis), options.world_size),
                                    by_rows ? options.tile_m : options.tile_n, num_slices);
@@ -169,7 +163,7 @@ OverlapPlan plan_sliced_all_gather_gemm(const PlanOptions& options, const SliceO
 
 std::vector<std::int64_t> sliced_rows(const SliceOptions& slices, std::int64_t size, std::int32_t world_size,
                                       std::int64_t tile, std::int64_t num_slices) {
-  check_num_slices(num_slices);
+  plan::check_num_slices(num_slices);
   const Pieces pieces = cut_pieces(slice_begins(slices, size, world_size), tile, num_slices);
   std::vector<std::int64_t> rows;
   rows.reserve(index(size));

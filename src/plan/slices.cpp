@@ -151,6 +151,16 @@ void check_parts(std::int64_t parts) {
   }
 }
 
+void check_num_slices(std::int64_t num_slices) {
+  constexpr std::int64_t kMost = 65536;  // Each is a transfer, even where it is empty.
+  if (num_slices < 1) {
+    core::fail(ErrorKind::kBadArgument, "num_slices is {}; it must be at least 1", num_slices);
+  }
+  if (num_slices > kMost) {
+    core::fail(ErrorKind::kBadArgument, "num_slices is {}; it must be at most {}", num_slices, kMost);
+  }
+}
+
 std::uint64_t hash_slices(std::string_view operation, const PlanOptions& options,
                           const std::vector<std::int64_t>& begins, SliceAxis axis, std::int64_t parts) {
   AgreementHash hash = hash_options(operation, options, {});

@@ -56,6 +56,8 @@ Transfer receive_from(std::int32_t peer, const Region& destination, std::int64_t
 void check_no_partition(const PlanOptions& options);
 /// Throws Error(kBadArgument) for parts < 0.
 void check_parts(std::int64_t parts);
+/// Throws Error(kBadArgument) unless a slicing baseline can have so many slices: 1 to 65536.
+void check_num_slices(std::int64_t num_slices);
 
 /// The hash of a call with these slices; see hash_options.
 std::uint64_t hash_slices(std::string_view operation, const PlanOptions& options,
