@@ -10,6 +10,7 @@
 
 #include "comm/tcp/server.h"
 #include "comm/tcp/socket.h"
+#include "ops/agree.h"
 #include "support/seed.h"
 
 namespace flashoverlap {
@@ -174,6 +175,16 @@ TEST_F(Rendezvous, ExchangesThatDoNotMatch) {
     EXPECT_NE(error.find("this call"), std::string::npos) << error;
     EXPECT_NE(error.find("that call"), std::string::npos) << error;
   }
+}
+
+TEST_F(Rendezvous, RanksOfOneCallMayHaveShapesOfTheirOwn) {
+  const auto errors = run(3, all_ranks(3), kLong, [](Communicator& communicator) {
+    const std::string label = ops::with_shape("gemm-all-to-all", 100 + communicator.rank(), 64, 32);
+    const auto values =
+        communicator.exchange(static_cast<std::uint64_t>(communicator.rank()), {.operation = label});
+    EXPECT_EQ(values, (std::vector<std::uint64_t>{0, 1, 2}));
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
 TEST_F(Rendezvous, StrangersAtThePortAreSentAway) {

@@ -22,6 +22,12 @@ struct Pending {
   std::vector<std::optional<std::string>> values;  ///< By place in the group.
 };
 
+/// An operation's label without the shape that it was called with (ops/agree.h): ranks of one call may have
+/// shapes of their own, as the rows of an all-to-all, and where they may not, the call itself says more.
+std::string_view without_shape(std::string_view label) {
+  return label.substr(0, label.find(" m="));
+}
+
 class Server {
  public:
   explicit Server(std::vector<Socket> clients) : clients_(std::move(clients)) {}
@@ -90,7 +96,7 @@ class Server {
       pending.timeout_ms = request.timeout_ms;
       pending.deadline = Clock::now() + std::chrono::milliseconds(request.timeout_ms);
       pending.values.resize(request.ranks.size());
-    } else if (pending.label != request.label) {
+    } else if (without_shape(pending.label) != without_shape(request.label)) {
       return fail_all(ErrorKind::kCommunication,
                       fmt::format("the ranks' exchanges do not match: rank {} is in '{}', others are in '{}'",
                                   rank, request.label, pending.label));
