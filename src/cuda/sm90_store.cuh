@@ -118,15 +118,17 @@ __device__ __forceinline__ void copy_chunk_rows(const StoreParams& params, const
   }
 }
 
-// Whether the copy engine can store this chunk: it writes whole boxes, clipped only at the edges of the
-// tensor, and there only to whole vectors of 16 bytes (seen on an H200: with n = 396 it wrote columns 396 to
-// 399).
+// Whether the copy engine can store this chunk: it writes whole boxes that begin at a vector of 16 bytes
+// (elsewhere the instruction is illegal; the columns of a sharded weight are cut anywhere), clipped only at
+// the edges of the tensor, and there only to whole vectors (seen on an H200: with n = 396 it wrote columns
+// 396 to 399).
 __device__ __forceinline__ bool is_bulk_chunk(const StoreParams& params, const TileWork& work,
                                               const ChunkPosition& at) {
   const bool all_rows = work.rows - at.row >= kChunkRows;
   switch (work.kind) {
     case StoreKind::kInPlace:
-      return params.in_place_map != nullptr && (all_rows || work.row_begin + work.rows == params.output.m) &&
+      return params.in_place_map != nullptr && work.col_begin % 8 == 0 &&
+             (all_rows || work.row_begin + work.rows == params.output.m) &&
              (work.cols - at.col >= kChunkCols ||
               (work.col_begin + work.cols == params.output.n && params.output.n % 8 == 0));
     case StoreKind::kWhole:

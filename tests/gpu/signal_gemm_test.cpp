@@ -31,9 +31,18 @@ int num_device_sms() {
   return sms;
 }
 
-enum class PlanKind { kInPlace, kAllReduce, kContiguous, kBlockCyclic, kAllToAll };
-constexpr PlanKind kPlanKinds[] = {PlanKind::kInPlace, PlanKind::kAllReduce, PlanKind::kContiguous,
-                                   PlanKind::kBlockCyclic, PlanKind::kAllToAll};
+enum class PlanKind { kInPlace, kAllReduce, kContiguous, kBlockCyclic, kAllToAll, kColumnSlices };
+
+// Columns of each rank's slice of the weight: cut anywhere, some of them empty.
+SliceOptions any_slices(std::int64_t size, std::int32_t world_size, Random& random) {
+  SliceOptions slices;
+  for (std::int32_t rank = 0; rank < world_size; ++rank) {
+    const bool is_last = rank + 1 == world_size;
+    slices.sizes.push_back(is_last ? size : uniform(random, 0, size));
+    size -= slices.sizes.back();
+  }
+  return slices;
+}
 
 OverlapPlan make_plan(PlanKind kind, PlanOptions options, Random& random) {
   options.world_size = kind == PlanKind::kInPlace ? 1 : static_cast<std::int32_t>(uniform(random, 2, 8));
@@ -46,6 +55,9 @@ OverlapPlan make_plan(PlanKind kind, PlanOptions options, Random& random) {
       return plan_reduce_scatter(options, RowOwnership::kContiguous);
     case PlanKind::kBlockCyclic:
       return plan_reduce_scatter(options, RowOwnership::kBlockCyclic);
+    case PlanKind::kColumnSlices:
+      return plan_all_gather_gemm(options, any_slices(options.n, options.world_size, random),
+                                  SliceAxis::kColumns);
     case PlanKind::kAllToAll:
       break;
   }
@@ -138,6 +150,9 @@ const cuda::SignalGemmVariant& one_variant() {
 
 GPU_TEST(kernel_gemm_in_place) {
   run_variants(PlanKind::kInPlace);
+}
+GPU_TEST(kernel_gemm_column_slices) {
+  run_variants(PlanKind::kColumnSlices);
 }
 GPU_TEST(kernel_gemm_whole_tiles) {
   run_variants(PlanKind::kAllReduce);
