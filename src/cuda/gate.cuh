@@ -14,9 +14,9 @@ struct NoGate {
   __device__ void wait() {}
 };
 
-/// The gates of one walk over the schedule: positions first, first + step, … as in ScheduleWalk. Every thread
-/// that calls `wait` has itself acquired what the slices' writers released. `kByCopyEngine`: the loads that
-/// follow are the copy engine's, which sees memory through another proxy.
+/// The gates of one walk over the schedule: positions first, first + step, … as in ScheduleWalk. What the
+/// slices' writers released is acquired by the first lane of a warp, and by it for the others.
+/// `kByCopyEngine`: the loads that follow are the copy engine's, which sees memory through another proxy.
 template <bool kByCopyEngine>
 class SliceGate {
  public:
@@ -27,25 +27,28 @@ class SliceGate {
     fetch();
   }
 
-  /// Until the current position may start; moves on to the next one. By whole warps: their lanes poll one
-  /// address, which is one request.
+  /// Until the current position may start; moves on to the next one. By whole warps.
   __device__ void wait() {
     const std::uint32_t needed = next_;
     position_ += step_;
     fetch();
     // Most tiles need no more than the one before them did.
-    if (needed > seen_ && !gave_up_) {
-      poll(needed);
-      if constexpr (kByCopyEngine) ptx::fence_proxy_async();
-    }
-    __syncwarp();  // lanes may have seen different values, and so polled different numbers of times
+    if (needed <= seen_ || gave_up_) return;
+    // One lane: requests of a warp's lanes with system scope are not made one, and 32 of them from every SM
+    // slow down the very transfers that are waited for (seen on four H200s: from 300 GB/s to 1.4 GB/s).
+    if (threadIdx.x % 32 == 0) poll(needed);
+    __syncwarp();  // the other lanes' loads come after what lane 0 has acquired
+    seen_ = __shfl_sync(0xffffffffU, seen_, 0);
+    gave_up_ = __shfl_sync(0xffffffffU, static_cast<int>(gave_up_), 0) != 0;
+    if constexpr (kByCopyEngine) ptx::fence_proxy_async();
   }
 
  private:
   // Between polls: many warps wait for one address, and the slice's bytes travel through the same memory.
-  static constexpr unsigned kPollIntervalNs = 100;
-  // The clock and the abort word, which may lie across the bus, are looked at every so many polls.
-  static constexpr unsigned kPollsPerCheck = 64;
+  static constexpr unsigned kPollIntervalNs = 200;
+  // The clock and the abort word, which lies across the bus, are looked at every so many polls: about once a
+  // millisecond.
+  static constexpr unsigned kPollsPerCheck = 1024;
 
   // Ahead of its use, so that the wait for this entry hides behind the tile before.
   __device__ void fetch() {
@@ -69,7 +72,7 @@ class SliceGate {
   // result.
   __device__ void give_up(std::uint32_t code, std::uint32_t needed) {
     gave_up_ = true;
-    if (params_.error == nullptr || threadIdx.x % 32 != 0) return;
+    if (params_.error == nullptr) return;
     params_.error->group = needed - 1;
     params_.error->seen = seen_;
     params_.error->expected = needed;

@@ -241,7 +241,7 @@ __device__ __forceinline__ void run_kernel(const KernelParams& params, const typ
   for (ScheduleWalk walk(params.tables, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
        !walk.done(); walk.advance()) {
     Accumulators<Config> acc{};
-    gate.wait();  // every thread for its own loads
+    gate.wait();  // every warp for its own loads
     multiply_tile<Config, !std::is_same_v<Gate, NoGate>>(params, walk.work(), shared, acc, warp, lane);
     convert_tile<Config>(acc, shared, warp, lane);
     __syncthreads();
