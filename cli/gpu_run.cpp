@@ -72,6 +72,9 @@ Placement place(const ProblemOptions& problem, const GpuOptions& gpu) {
       options.device = device;
       options.communication_sms = communication;
       options.partition = partitions[i];
+      if (gpu.communicator == "copy-engine") options.sums = SumBy::kRestore;
+      // A kernel that waits would find no SM.
+      if (communication == 0) options.wait = GroupWait::kStreamMemory;
     }
   }
   placement.ctas = std::max(1, communication / static_cast<int>(most));
@@ -201,7 +204,8 @@ RunResult measure_on_gpus(const RunOptions& options, const GpuOptions& gpu) {
   require_memory(memory_estimate(problem));
   const Placement placement = place(problem, gpu);
   if (gpu.communicator == "nccl" && options.link.bandwidth_gbps > 0) {
-    core::fail(ErrorKind::kUnsupported, "--link-gbps {}: NCCL cannot be paced; use --comm local",
+    core::fail(ErrorKind::kUnsupported,
+               "--link-gbps {}: NCCL cannot be paced; use --comm local or copy-engine",
                options.link.bandwidth_gbps);
   }
   SharedRun shared;
@@ -211,9 +215,12 @@ RunResult measure_on_gpus(const RunOptions& options, const GpuOptions& gpu) {
   shared.result.link = options.link_is_auto ? LinkModel{} : options.link;
 
   std::vector<std::shared_ptr<Communicator>> locals;
-  if (gpu.communicator == "local") {
-    locals = make_local_gpu_communicators(placement.devices,
-                                          {.link = shared.result.link, .max_ctas = placement.ctas});
+  if (gpu.communicator != "nccl") {
+    locals = make_local_gpu_communicators(
+        placement.devices,
+        {.link = shared.result.link,
+         .max_ctas = placement.ctas,
+         .copies = gpu.communicator == "local" ? PeerCopy::kKernel : PeerCopy::kCopyEngine});
   }
   run_problem(problem, {}, [&](const std::shared_ptr<Communicator>& control) {
     const std::size_t rank = as_index(control->rank());

@@ -10,7 +10,9 @@
 namespace flashoverlap::cli {
 
 struct GpuOptions {
-  std::string communicator = "nccl";  ///< Or "local": kernels that read the other ranks' memory.
+  /// Or "local": kernels that read the other ranks' memory; or "copy-engine": PeerCopy::kCopyEngine and
+  /// SumBy::kRestore.
+  std::string communicator = "nccl";
   /// Rank r runs on devices[r]; ranks on the same device share its SMs. Empty: rank r on device r, or all on
   /// device 0 where there is only one.
   std::vector<std::int64_t> devices;

@@ -35,9 +35,16 @@ struct NcclOptions {
 std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Communicator> control,
                                                      const NcclOptions& options);
 
+/// Who moves what an all-gather or an all-to-all only copies. Sums are always taken by kernels.
+enum class PeerCopy {
+  kKernel,      ///< Blocks on SMs.
+  kCopyEngine,  ///< cudaMemcpyAsync: takes no SM, so a GEMM that waits for slices can have them all.
+};
+
 struct LocalGpuOptions {
   LinkModel link;    ///< As for the in-process communicator; 0: as fast as the copies go.
   int max_ctas = 8;  ///< Blocks of one rank's copy and reduction kernels.
+  PeerCopy copies = PeerCopy::kKernel;
   std::chrono::milliseconds timeout{60'000};
 };
 
@@ -60,6 +67,17 @@ enum class GroupWait {
   kStreamMemory,  ///< cuStreamWaitValue32: 9.2 us there, takes none.
 };
 
+/// Who adds up the partial sums of an all-reduce or a reduce-scatter that is overlapped.
+enum class SumBy {
+  kCommunicator,  ///< The collective, on SMs that the GEMM leaves to it.
+  /// The restore kernel, behind the GEMM: each rank only copies the others' partial sums of what it keeps,
+  /// with PeerCopy::kCopyEngine on no SM. For ranks of one process (make_local_gpu_communicators), else
+  /// Error(kUnsupported). Takes the workspace of W - 1 more packed buffers. An all-reduce moves W - 1
+  /// matrices to each rank instead of 2 (W - 1) / W: as much between two ranks, more between others. The sum
+  /// is taken in float32 in the order of ranks and rounded after the epilogue only.
+  kRestore,
+};
+
 /// The SMs of one rank: one entry of `make_rehearsal`, or null for a rank that has its GPU to itself.
 struct GpuPartition {
   std::shared_ptr<cuda::SmPartition> compute;
@@ -72,6 +90,7 @@ struct CudaOptions {
       16;  ///< Left to communication by every plan's GEMM; 0: overlap by time slices only.
   SmSplit split = SmSplit::kGrid;
   GroupWait wait = GroupWait::kKernel;
+  SumBy sums = SumBy::kCommunicator;
   GpuPartition partition;                  ///< Set: `communication_sms` and `split` are ignored.
   std::int64_t workspace_limit_bytes = 0;  ///< Error(kOutOfMemory) when a plan needs more; 0: no limit.
   bool poison_workspace = false;           ///< Fill workspaces with NaN before each call (tests).

@@ -35,6 +35,14 @@ CudaExecutor::CudaExecutor(std::shared_ptr<Communicator> communicator, const Cud
     : communicator_(std::move(communicator)), options_(options) {
   if (communicator_ == nullptr) core::fail(ErrorKind::kBadArgument, "communicator is null");
   require_device(options_.device);
+  peers_ = dynamic_cast<PeerReader*>(communicator_.get());
+  if (options_.sums == SumBy::kRestore && peers_ == nullptr) {
+    core::fail(
+        ErrorKind::kUnsupported,
+        "SumBy::kRestore copies partial sums out of the other ranks' memory, which the {} communicator "
+        "cannot; use make_local_gpu_communicators or SumBy::kCommunicator",
+        communicator_->name());
+  }
   const DeviceScope scope(options_.device);
   const int all = num_sms(options_.device);
   if (options_.partition.compute == nullptr) {
@@ -92,15 +100,18 @@ void CudaExecutor::check_plan(const OverlapPlan& plan) const {
   }
 }
 
-// A GEMM that waits for what others send must leave SMs to who receives it: on its own it would wait for
-// ever.
+// A GEMM that waits for what others send must leave SMs to who receives it, or it would wait for ever. The
+// copy engine needs none, nor does a stream's own write of the word that counts arrivals.
 void CudaExecutor::check_room_for_arrivals(const OverlapPlan& plan) const {
   const int room = options_.partition.communication != nullptr ? options_.partition.communication->num_sms()
                                                                : num_sms(options_.device) - gemm_sms_;
   if (room < 1) {
+    if (peers_ != nullptr && peers_->copies_without_sms() && options_.wait == GroupWait::kStreamMemory)
+      return;
     core::fail(ErrorKind::kUnsupported,
                "{} waits for slices while it computes, and so needs SMs left to communication; "
-               "communication_sms is 0",
+               "communication_sms is 0 (which the local communicator with PeerCopy::kCopyEngine and "
+               "GroupWait::kStreamMemory does with)",
                plan.operation);
   }
   const auto* const nccl = dynamic_cast<const NcclCommunicator*>(communicator_.get());
@@ -122,8 +133,8 @@ std::unique_ptr<PreparedPlan> CudaExecutor::prepare(OverlapPlan plan) {
                                   options_.gemm_variant);
   }
   if (!as_serial && !plan.gates.empty()) check_room_for_arrivals(plan);
-  auto prepared =
-      std::make_unique<PreparedCudaPlan>(options_.device, std::move(plan), std::move(variants), as_serial);
+  auto prepared = std::make_unique<PreparedCudaPlan>(options_.device, std::move(plan), std::move(variants),
+                                                     as_serial, options_.sums);
   reserve_workspace(*prepared);
   for (const TransferStep& step : prepared->steps()) (void)channel(step.channel);
   (void)channel(0);
@@ -370,6 +381,7 @@ void CudaExecutor::enqueue_restore(Call& call) {
                        .n = plan.output_cols,
                        .source = call.output,
                        .source_ld = call.ldo,
+                       .sums = {},
                        .restore = {},
                        .out = call.operands.out,
                        .ldo = call.operands.ldo,
@@ -378,6 +390,10 @@ void CudaExecutor::enqueue_restore(Call& call) {
     params.source =
         plan.restore.source == BufferKind::kPacked ? call.prepared.packed() : call.prepared.received();
     params.restore = call.prepared.tables(call.operands).restore();
+    if (call.prepared.sums_in_restore()) {
+      params.sums.count = plan.world_size;
+      for (std::int32_t r = 0; r < plan.world_size; ++r) params.sums.sources[r] = call.prepared.packed_of(r);
+    }
   }
   call.log.begin(call.stream, "restore", "restore and epilogue", SpanKind::kEpilogue);
   launch_restore(params, call.stream);

@@ -10,6 +10,7 @@
 #include "device.h"
 #include "event_log.h"
 #include "flashoverlap/cuda_context.h"
+#include "peer_reader.h"
 #include "prepared_cuda_plan.h"
 #include "sm_partition.h"
 #include "wait.h"
@@ -51,6 +52,8 @@ class CudaExecutor final : public Executor {
   void enqueue_step(Call& call, const TransferStep& step);
   void enqueue_collective(Call& call, const Transfer& transfer, CudaStream& stream,
                           const TransferLabel& label);
+  void enqueue_partial_sums(const Call& call, const Transfer& transfer, CudaStream& stream,
+                            const TransferLabel& label);
   void enqueue_pair(Call& call, const TransferStep& step, CudaStream& stream, const TransferLabel& label);
   void announce_arrival(const TransferStep& step, cudaStream_t stream);
   void wait_for_group(const Call& call, std::int64_t group, cudaStream_t stream);
@@ -62,6 +65,7 @@ class CudaExecutor final : public Executor {
   [[nodiscard]] std::uint64_t timeout_ns() const;
 
   std::shared_ptr<Communicator> communicator_;
+  PeerReader* peers_ = nullptr;  // the communicator, where its ranks read each other's memory
   CudaOptions options_;
   int gemm_sms_ = 0;
   int serial_sms_ = 0;

@@ -63,6 +63,7 @@ void CudaExecutor::enqueue_step(Call& call, const TransferStep& step) {
 void CudaExecutor::enqueue_collective(Call& call, const Transfer& transfer, CudaStream& stream,
                                       const TransferLabel& label) {
   const OverlapPlan& plan = call.plan();
+  if (call.prepared.sums_in_restore()) return enqueue_partial_sums(call, transfer, stream, label);
   void* const from = region(call, transfer.source);
   void* const to = region(call, transfer.destination);
   switch (transfer.kind) {
@@ -88,6 +89,19 @@ void CudaExecutor::enqueue_collective(Call& call, const Transfer& transfer, Cuda
       core::fail(ErrorKind::kInternal, "a {} among the collectives of the plan of {}", name_of(transfer.kind),
                  plan.operation);
   }
+}
+
+// Instead of a reduction: what this rank keeps of the sum, it reads of all others.
+void CudaExecutor::enqueue_partial_sums(const Call& call, const Transfer& transfer, CudaStream& stream,
+                                        const TransferLabel& label) {
+  const OverlapPlan& plan = call.plan();
+  const std::int64_t first_byte = transfer.destination.offset * size_of(plan.dtype);
+  std::vector<void*> to;
+  for (std::int32_t r = 0; r < plan.world_size; ++r)
+    to.push_back(static_cast<char*>(call.prepared.packed_of(r)) + first_byte);
+  peers_->read_peers(region(call, transfer.source), transfer.source.count,
+                     transfer.destination.offset - transfer.source.offset, transfer.destination.count, to,
+                     plan.dtype, stream, label);
 }
 
 // A send and a receive in one call: an all-to-all in which all other messages are empty.

@@ -8,6 +8,7 @@
 #include "flashoverlap/cuda_context.h"
 #include "local_group.h"
 #include "local_kernels.h"
+#include "peer_reader.h"
 
 namespace flashoverlap {
 namespace cuda {
@@ -39,7 +40,7 @@ std::vector<std::int64_t> copy_counts(std::span<const std::int64_t> counts, int 
   return {counts.begin(), counts.end()};
 }
 
-class LocalCommunicator final : public Communicator {
+class LocalCommunicator final : public Communicator, public PeerReader {
  public:
   LocalCommunicator(std::shared_ptr<LocalGroup> group, std::shared_ptr<Communicator> control,
                     LocalGpuOptions options)
@@ -57,6 +58,10 @@ class LocalCommunicator final : public Communicator {
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return group_->size(); }
   [[nodiscard]] std::string_view name() const override { return "local"; }
+  [[nodiscard]] bool copies_without_sms() const override {
+    const bool is_paced = options_.link.bandwidth_gbps > 0 || options_.link.latency_us > 0;  // by kernels
+    return options_.copies == PeerCopy::kCopyEngine && !is_paced;
+  }
 
   [[nodiscard]] std::unique_ptr<Stream> make_stream(const std::string& /*name*/) override {
     auto stream = std::make_unique<CudaStream>(device_, CudaStream::Priority::kHigh);
@@ -106,11 +111,12 @@ class LocalCommunicator final : public Communicator {
     run(std::move(call), stream, bytes * (size() - 1) / size(),
         [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
           PeerCopyParams params{};
-          for (int r = 0; r < size(); ++r) {
+          for (int i = 0; i < size(); ++i) {
+            const int r = peer_at(i);
             void* const to = at(receive, sum(counts, r), dtype);
             if (calls[index(r)].send != to) add_copy(params, calls[index(r)].send, to, counts[index(r)]);
           }
-          launch_peer_copy(params, dtype, options_.max_ctas, on);
+          copy(params, dtype, on);
         });
   }
 
@@ -129,12 +135,28 @@ class LocalCommunicator final : public Communicator {
     const auto bytes = static_cast<double>(std::max(sent, received) * size_of(dtype));
     run(std::move(call), stream, bytes, [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
       PeerCopyParams params{};
-      for (int r = 0; r < size(); ++r) {
+      for (int i = 0; i < size(); ++i) {
+        const int r = peer_at(i);
         add_copy(params, at(calls[index(r)].send, sum(calls[index(r)].send_counts, rank_), dtype),
                  at(receive, sum(receive_counts, r), dtype), receive_counts[index(r)]);
       }
-      launch_peer_copy(params, dtype, options_.max_ctas, on);
+      copy(params, dtype, on);
     });
+  }
+
+  void read_peers(const void* send, std::int64_t size, std::int64_t begin, std::int64_t count,
+                  std::span<void* const> to, DType dtype, Stream& stream,
+                  const TransferLabel& label) override {
+    const auto bytes = static_cast<double>(count * size_of(dtype));
+    run({"reading of partial sums", send, nullptr, {size}, {}, dtype, label}, stream,
+        bytes * (this->size() - 1), [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+          PeerCopyParams params{};
+          for (int i = 1; i < this->size(); ++i) {
+            const int r = peer_at(i);
+            add_copy(params, at(calls[index(r)].send, begin, dtype), to[index(r)], count);
+          }
+          copy(params, dtype, on);
+        });
   }
 
   void send(const void* /*data*/, std::int64_t /*count*/, DType /*dtype*/, int peer, Stream& /*stream*/,
@@ -201,11 +223,23 @@ class LocalCommunicator final : public Communicator {
     return std::min(count, vectors * r / size() * vector);
   }
 
+  // The i-th rank to read from: every rank begins with another one, so that no link carries all at once.
+  [[nodiscard]] int peer_at(int i) const { return (rank_ + i) % size(); }
+
   static void add_copy(PeerCopyParams& params, const void* from, void* to, std::int64_t count) {
     if (count == 0) return;
     params.from[params.num_copies] = from;
     params.to[params.num_copies] = to;
     params.count[params.num_copies++] = count;
+  }
+
+  void copy(const PeerCopyParams& params, DType dtype, cudaStream_t on) const {
+    if (options_.copies == PeerCopy::kKernel) return launch_peer_copy(params, dtype, options_.max_ctas, on);
+    for (int i = 0; i < params.num_copies; ++i) {
+      FLASHOVERLAP_CUDA_CHECK(cudaMemcpyAsync(params.to[i], params.from[i],
+                                              static_cast<std::size_t>(params.count[i] * size_of(dtype)),
+                                              cudaMemcpyDefault, on));
+    }
   }
 
   [[noreturn]] static void no_pairs(const char* call, int peer) {

@@ -24,11 +24,25 @@ bool is_same(const Operands& x, const Operands& y) {
          e.rms_norm_weight == f.rms_norm_weight;
 }
 
+// Partial sums of the packed buffer that leave their sum where they were, and are restored from there.
+bool adds_in_packed_buffer(const OverlapPlan& plan) {
+  const auto is_sum = [](const Transfer& transfer) {
+    return (transfer.kind == TransferKind::kAllReduce || transfer.kind == TransferKind::kReduceScatter) &&
+           transfer.source.buffer == BufferKind::kPacked;
+  };
+  return !plan.transfers.empty() && !plan.restore.bands.empty() &&
+         plan.restore.source == BufferKind::kPacked &&
+         std::all_of(plan.transfers.begin(), plan.transfers.end(), is_sum);
+}
+
 }  // namespace
 
 PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
-                                   std::vector<const SignalGemmVariant*> variants, bool as_serial)
-    : device_(device), plan_(std::move(plan)), variants_(std::move(variants)) {
+                                   std::vector<const SignalGemmVariant*> variants, bool as_serial, SumBy sums)
+    : device_(device),
+      plan_(std::move(plan)),
+      variants_(std::move(variants)),
+      sums_in_restore_(!as_serial && sums == SumBy::kRestore && adds_in_packed_buffer(plan_)) {
   std::set<std::int64_t> awaited;
   for (const Transfer& transfer : plan_.transfers) {
     if (transfer.trigger.kind == TriggerKind::kGroup) awaited.insert(transfer.trigger.index);
@@ -59,7 +73,8 @@ std::int64_t PreparedCudaPlan::workspace_bytes() const {
   const std::int64_t size = size_of(plan_.dtype);
   if (serial_ != nullptr) return aligned(serial_->scratch_size() * size);
   const std::int64_t dense = transfers_output_ ? aligned(plan_.output_rows * plan_.output_cols * size) : 0;
-  return aligned(plan_.packed_size * size) + aligned(plan_.received_size * size) + dense;
+  const std::int64_t packed_buffers = sums_in_restore_ ? plan_.world_size : 1;
+  return aligned(plan_.packed_size * size) * packed_buffers + aligned(plan_.received_size * size) + dense;
 }
 
 void* PreparedCudaPlan::packed() const {
@@ -72,6 +87,14 @@ void* PreparedCudaPlan::received() const {
 
 void* PreparedCudaPlan::dense_output() const {
   return static_cast<char*>(received()) + aligned(plan_.received_size * size_of(plan_.dtype));
+}
+
+// Behind the other buffers, which a plan that adds in the packed buffer does not have.
+void* PreparedCudaPlan::packed_of(std::int32_t rank) const {
+  if (rank == plan_.rank) return packed();
+  const std::int64_t place = rank < plan_.rank ? rank + 1 : rank;
+  return static_cast<char*>(workspace_->memory.data()) +
+         aligned(plan_.packed_size * size_of(plan_.dtype)) * place;
 }
 
 void* PreparedCudaPlan::plain_output() {

@@ -9,6 +9,7 @@
 
 #include "arrivals.h"
 #include "device_plan.h"
+#include "flashoverlap/cuda_context.h"
 #include "flashoverlap/executor.h"
 #include "serial_baseline.h"
 
@@ -23,12 +24,13 @@ struct Workspace {
 
 class PreparedCudaPlan final : public PreparedPlan {
  public:
+  /// `sums`: who adds up partial sums.
   PreparedCudaPlan(int device, OverlapPlan plan, std::vector<const SignalGemmVariant*> variants,
-                   bool as_serial);
+                   bool as_serial, SumBy sums);
 
   [[nodiscard]] const OverlapPlan& plan() const override { return plan_; }
-  /// Bytes of workspace: packed and received buffer and, for an output with gaps between its rows, one
-  /// without.
+  /// Bytes of workspace: packed and received buffer, the other ranks' partial sums where they are added here
+  /// and, for an output with gaps between its rows, one without.
   [[nodiscard]] std::int64_t workspace_bytes() const;
   void set_workspace(std::shared_ptr<Workspace> workspace) { workspace_ = std::move(workspace); }
 
@@ -44,6 +46,10 @@ class PreparedCudaPlan final : public PreparedPlan {
 
   [[nodiscard]] void* packed() const;
   [[nodiscard]] void* received() const;
+  /// Whether the restore kernel adds up what all ranks have at the same place of their packed buffers.
+  [[nodiscard]] bool sums_in_restore() const { return sums_in_restore_; }
+  /// Where `rank`'s packed buffer is copied to, as far as it is needed; this rank's own is `packed`.
+  [[nodiscard]] void* packed_of(std::int32_t rank) const;
   /// A dense [output rows, n] matrix, for a call whose output is not dense but travels.
   [[nodiscard]] void* dense_output() const;
   [[nodiscard]] void* scratch() const { return workspace_->memory.data(); }
@@ -93,6 +99,7 @@ class PreparedCudaPlan final : public PreparedPlan {
   bool all_groups_awaited_ = false;
   bool any_group_awaited_ = false;
   bool transfers_output_ = false;
+  bool sums_in_restore_ = false;
   static constexpr std::size_t kKept = 16;  // launches; the oldest makes room
   std::vector<Entry> launches_;
   std::size_t next_launch_ = 0;

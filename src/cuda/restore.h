@@ -35,6 +35,14 @@ struct DeviceRestore {
   bool is_aligned = false;      ///< all offsets, column begins and widths are multiples of 8 elements
 };
 
+/// What one element is the sum of, in float32 and in this order: of each source the element at the same
+/// offset.
+struct PartialSums {
+  static constexpr int kMost = 16;
+  const void* sources[kMost] = {};
+  int count = 0;  ///< 0: the element is RestoreParams::source's alone.
+};
+
 /// out[i, :] = epilogue(restored row i) for rows [row_begin, row_begin + rows); see flashoverlap::Epilogue
 /// for the formula. Arithmetic in float32; results are bitwise repeatable. 16-byte accesses where everything
 /// is aligned to 16 bytes and n is a multiple of 8 (with RMSNorm: and at most 16384), element by element
@@ -47,6 +55,7 @@ struct RestoreParams {
   const void* source =
       nullptr;                 ///< packed or received buffer; may be `out` only where the source is row-major
   std::int64_t source_ld = 0;  ///< row-major source only
+  PartialSums sums;
   DeviceRestore restore;
   void* out = nullptr;  ///< [all rows, n]
   std::int64_t ldo = 0;

@@ -118,16 +118,15 @@ __device__ __forceinline__ void add_to(float (&values)[kVectorElements],
 }
 
 // Vectors of 16 bytes. A thread has the same kVectors vectors of every row of its block, `threads` vectors
-// apart. Source and residual of the next kRowsAhead rows are under way to shared memory while a row is worked
-// on, so that global memory never waits for the sum of squares. Where a row lies is looked up in two steps,
-// one row apart: each step uses what an earlier iteration has loaded, so that no thread ever stands still for
-// a look-up.
-constexpr int kRowsAhead = 2;
-constexpr int kRowSlots = kRowsAhead + 1;
-
-template <class Element, bool kNorm, int kVectors>
+// apart. Sources and residual of the next kRowsAhead rows are under way to shared memory while a row is
+// worked on, so that global memory never waits for the sum of squares. Where a row lies is looked up in two
+// steps, one row apart: each step uses what an earlier iteration has loaded, so that no thread ever stands
+// still for a look-up.
+template <class Element, bool kNorm, bool kSums, int kVectors, int kRowsAhead>
 class AlignedRows {
  public:
+  static constexpr int kRowSlots = kRowsAhead + 1;
+
   __device__ AlignedRows(const RestoreParams& params, uint4* ring)
       : params_(params),
         ring_(ring),
@@ -181,11 +180,15 @@ class AlignedRows {
   static __device__ __forceinline__ void store(Element* to, const float (&values)[kVectorElements]) {
     *reinterpret_cast<uint4*>(to) = Vector<Element>::pack(values).bits;
   }
-  __device__ __forceinline__ uint4* source_slot(int slot, int v) const {
-    return ring_ + (slot * kVectors + v) * blockDim.x + threadIdx.x;
+  __device__ __forceinline__ int num_sources() const {
+    return kSums ? params_.sums.count : 1;
   }
-  __device__ __forceinline__ uint4* residual_slot(int slot, int v) const {
-    return source_slot(kRowSlots + slot, v);
+  __device__ __forceinline__ const Element* source(int s) const {
+    return static_cast<const Element*>(kSums ? params_.sums.sources[s] : params_.source);
+  }
+  // `s` beyond the sources: the residual.
+  __device__ __forceinline__ uint4* ring_slot(int slot, int s, int v) const {
+    return ring_ + ((s * kRowSlots + slot) * kVectors + v) * blockDim.x + threadIdx.x;
   }
 
   __device__ __forceinline__ bool is_restored() const {
@@ -195,25 +198,24 @@ class AlignedRows {
   // Starts the loads of `row`, and takes the next row's look-up a step on. Always ends a group of copies.
   __device__ __forceinline__ void start_loads(std::int64_t row, int slot, std::int64_t step) {
     if (row < end_) {
-      const auto* source = static_cast<const Element*>(params_.source);
       if (is_restored()) {
-        for_each([&](int v) {
-          ptx::copy_async<16>(source_slot(slot, v), source + offset_in(pieces_[v], row_in_band_, col(v)), 16);
-        });
+        for_each([&](int v) { copy_sources(slot, v, offset_in(pieces_[v], row_in_band_, col(v))); });
         find_pieces();
         if (row + 2 * step < end_) entry_ = load_row(params_.restore, row + 2 * step);
       } else {
-        for_each([&](int v) {
-          ptx::copy_async<16>(source_slot(slot, v), source + row * params_.source_ld + col(v), 16);
-        });
+        for_each([&](int v) { copy_sources(slot, v, row * params_.source_ld + col(v)); });
       }
       if (params_.epilogue.residual != nullptr) {
         const auto* from =
             static_cast<const Element*>(params_.epilogue.residual) + row * params_.epilogue.residual_ld;
-        for_each([&](int v) { ptx::copy_async<16>(residual_slot(slot, v), from + col(v), 16); });
+        for_each([&](int v) { ptx::copy_async<16>(ring_slot(slot, num_sources(), v), from + col(v), 16); });
       }
     }
     ptx::copy_async_commit_group();
+  }
+  __device__ __forceinline__ void copy_sources(int slot, int v, std::int64_t offset) const {
+    for (int s = 0; s < num_sources(); ++s)
+      ptx::copy_async<16>(ring_slot(slot, s, v), source(s) + offset, 16);
   }
 
   // The pieces of the row that entry_ describes.
@@ -228,19 +230,23 @@ class AlignedRows {
     }
   }
 
-  // Bias, activation, residual.
+  // Sum, bias, activation, residual.
   __device__ __forceinline__ void first_steps(std::int64_t row, int v, int slot,
                                               float (&values)[kVectorElements]) const {
     const Epilogue& epilogue = params_.epilogue;
     float operand[kVectorElements];
-    Vector<Element>{*source_slot(slot, v)}.unpack(values);
+    Vector<Element>{*ring_slot(slot, 0, v)}.unpack(values);
+    for (int s = 1; s < num_sources(); ++s) {
+      Vector<Element>{*ring_slot(slot, s, v)}.unpack(operand);
+      add_to(values, operand);
+    }
     if (epilogue.bias != nullptr) {
       load(static_cast<const Element*>(epilogue.bias) + col(v)).unpack(operand);
       add_to(values, operand);
     }
     activate(epilogue.activation, values);
     if (epilogue.residual != nullptr) {
-      Vector<Element>{*residual_slot(slot, v)}.unpack(operand);
+      Vector<Element>{*ring_slot(slot, num_sources(), v)}.unpack(operand);
       add_to(values, operand);
     }
     if (epilogue.residual_out != nullptr) {
@@ -266,7 +272,7 @@ class AlignedRows {
   }
 
   const RestoreParams& params_;
-  uint4* ring_;  // [source, residual][kRowSlots][kVectors][threads]
+  uint4* ring_;  // [sources, residual][kRowSlots][kVectors][threads]
   int n_;
   int first_;
   std::int64_t end_;
@@ -278,10 +284,10 @@ class AlignedRows {
 constexpr int kMaxThreads = 1024;
 
 // The bound keeps a thread at 64 registers.
-template <class Element, bool kNorm, int kVectors>
+template <class Element, bool kNorm, bool kSums, int kVectors, int kRowsAhead>
 __global__ void __launch_bounds__(kMaxThreads) restore_aligned(const __grid_constant__ RestoreParams params) {
   extern __shared__ uint4 ring[];
-  AlignedRows<Element, kNorm, kVectors>(params, ring).run();
+  AlignedRows<Element, kNorm, kSums, kVectors, kRowsAhead>(params, ring).run();
 }
 
 // Element by element, one block per row: for what the other kernel cannot take. With a norm the row is
@@ -293,10 +299,10 @@ class AnyRow {
     if (params.restore.rows != nullptr) entry_ = load_row(params.restore, row);
   }
 
-  // Bias, activation, residual.
+  // Sum, bias, activation, residual.
   __device__ float value(int col) const {
     const Epilogue& epilogue = params_.epilogue;
-    float x = to_float(static_cast<const Element*>(params_.source)[source_offset(col)]);
+    float x = sum_at(source_offset(col));
     if (epilogue.bias != nullptr) x += to_float(static_cast<const Element*>(epilogue.bias)[col]);
     x = activate(epilogue.activation, x);
     if (epilogue.residual != nullptr) {
@@ -306,6 +312,15 @@ class AnyRow {
   }
 
  private:
+  __device__ float sum_at(std::int64_t offset) const {
+    if (params_.sums.count == 0) return to_float(static_cast<const Element*>(params_.source)[offset]);
+    float sum = 0.0F;
+    for (int s = 0; s < params_.sums.count; ++s) {
+      const float x = to_float(static_cast<const Element*>(params_.sums.sources[s])[offset]);
+      sum = s == 0 ? x : sum + x;  // no 0 + x, which would lose the sign of -0
+    }
+    return sum;
+  }
   __device__ std::int64_t source_offset(int col) const {
     if (params_.restore.rows == nullptr) return row_ * params_.source_ld + col;
     return offset_in(search_piece(params_.restore, entry_, col), entry_.row_in_band, col);

@@ -261,6 +261,21 @@ GPU_TEST(all_gather_without_partitions) {
   }
 }
 
+// The GEMM has all SMs, the copy engines bring what it waits for.
+GPU_TEST(all_gather_on_all_sms) {
+  GroupOptions options = few_sms(CommunicatorKind::kCopyEngine);
+  if (!has_devices_for(options.world_size)) throw Skip("ranks share a GPU, and would fill it");
+  options.partitions = false;
+  options.compute_sms = options.communication_sms = 0;
+  options.wait = GroupWait::kStreamMemory;
+  Group group(options);
+  Random random(60);
+  for (int i = 0; i < 6; ++i) {
+    const GatherCase call = random_gather(random, options.world_size, i % 2 == 1);
+    group.run([&](Rank& rank) { GatherCall(rank, call).run_and_check_all(); });
+  }
+}
+
 // Calls in a row without a look at the result between them, one rank late by turns: arrivals of one call
 // never open the gates of the next (fault B07).
 GPU_TEST(all_gather_calls_in_a_row_with_late_ranks) {
@@ -370,6 +385,13 @@ GPU_TEST(all_gather_refuses_what_cannot_run) {
   const auto cramped = make_cuda_executor(communicators.front(), no_room);
   GPU_EXPECT_ERROR((void)cramped->prepare(plan_all_gather_gemm(shape, {})), "needs SMs left",
                    "communication_sms is 0");
+  // The copy engine needs none; but a kernel that announces what it has copied does.
+  const auto engines = make_local_gpu_communicators({0, 0}, {.link = {}, .copies = PeerCopy::kCopyEngine});
+  GPU_EXPECT_ERROR(
+      (void)make_cuda_executor(engines.front(), no_room)->prepare(plan_all_gather_gemm(shape, {})),
+      "needs SMs left", "GroupWait::kStreamMemory");
+  no_room.wait = GroupWait::kStreamMemory;
+  (void)make_cuda_executor(engines.front(), no_room)->prepare(plan_all_gather_gemm(shape, {}));
   const auto executor = make_cuda_executor(communicators.front(), {});
   GPU_EXPECT_ERROR((void)executor->prepare(plan_tail_free_reduce_scatter(shape, {})), "follows a group");
   const HeadSlices heads;

@@ -293,6 +293,11 @@ GPU_TEST(bad_options_are_refused) {
   GPU_EXPECT_ERROR((void)make_rehearsal(0, 4, 64, 8), "264 SMs");
   GPU_EXPECT_ERROR((void)make_rehearsal(0, 0, 8, 8), "world_size is 0");
 
+  CudaOptions summing;
+  summing.sums = SumBy::kRestore;
+  GPU_EXPECT_ERROR((void)make_cuda_executor(make_in_process_communicators(2).front(), summing),
+                   "SumBy::kRestore", "make_local_gpu_communicators");
+
   const auto executor = make_cuda_executor(communicator, {});
   PlanOptions shape;
   shape.m = shape.n = shape.k = 256;

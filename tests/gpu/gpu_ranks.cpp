@@ -14,7 +14,15 @@
 namespace flashoverlap::gpu_test {
 
 const char* name_of(CommunicatorKind kind) {
-  return kind == CommunicatorKind::kNccl ? "nccl" : "local";
+  switch (kind) {
+    case CommunicatorKind::kNccl:
+      return "nccl";
+    case CommunicatorKind::kLocal:
+      return "local";
+    case CommunicatorKind::kCopyEngine:
+      break;
+  }
+  return "copy-engine";
 }
 
 namespace {
@@ -77,7 +85,7 @@ std::string why_no_nccl(int world_size) {
 
 std::vector<CommunicatorKind> kinds_for(int world_size) {
   std::vector<CommunicatorKind> kinds;
-  if (places().control == nullptr) kinds.push_back(CommunicatorKind::kLocal);
+  if (places().control == nullptr) kinds = {CommunicatorKind::kLocal, CommunicatorKind::kCopyEngine};
   if (why_no_nccl(world_size).empty()) kinds.push_back(CommunicatorKind::kNccl);
   return kinds;
 }
@@ -91,11 +99,15 @@ Group::Group(const GroupOptions& options) : options_(options) {
   } else {
     controls = make_in_process_communicators(options.world_size, {.link = {}, .timeout = options.timeout});
   }
-  if (options.kind == CommunicatorKind::kLocal) {
+  if (options.kind != CommunicatorKind::kNccl) {
+    const bool by_engine = options.kind == CommunicatorKind::kCopyEngine;
     std::vector<int> devices;
     for (const Rank& rank : ranks_) devices.push_back(rank.options.device);
-    locals = make_local_gpu_communicators(
-        devices, {.link = options.link, .max_ctas = ctas_, .timeout = options.timeout});
+    locals = make_local_gpu_communicators(devices,
+                                          {.link = options.link,
+                                           .max_ctas = ctas_,
+                                           .copies = by_engine ? PeerCopy::kCopyEngine : PeerCopy::kKernel,
+                                           .timeout = options.timeout});
   }
   run([&](Rank& rank) { connect(rank, controls, locals); });
 }
@@ -104,7 +116,7 @@ Group::Group(const GroupOptions& options) : options_(options) {
 void Group::place_ranks() {
   const Places& all = places();
   const int world = options_.world_size;
-  if (all.control != nullptr && (all.control->size() != world || options_.kind == CommunicatorKind::kLocal)) {
+  if (all.control != nullptr && (all.control->size() != world || options_.kind != CommunicatorKind::kNccl)) {
     throw Skip("ranks are " + std::to_string(all.control->size()) + " processes with NCCL");
   }
   const bool apart = all.has_devices_for(world);
@@ -124,6 +136,7 @@ void Group::place_ranks() {
     rank.options.communication_sms = options_.communication_sms;
     rank.options.split = SmSplit::kGrid;
     rank.options.wait = options_.wait;
+    if (options_.kind == CommunicatorKind::kCopyEngine) rank.options.sums = SumBy::kRestore;
     rank.options.partition = shared[static_cast<std::size_t>(r)];
     // On a device of its own a rank is held to few SMs only where the test wants several waves.
     if (apart && options_.partitions && options_.compute_sms > 0) {
@@ -141,14 +154,22 @@ void Group::connect(Rank& rank, const std::vector<std::shared_ptr<Communicator>>
                     const std::vector<std::shared_ptr<Communicator>>& locals) const {
   const auto index = static_cast<std::size_t>(rank.rank);
   if (options_.kind == CommunicatorKind::kNccl) {
-    rank.communicator = make_nccl_communicator(
-        controls[index], {.device = rank.options.device, .max_ctas = ctas_, .timeout = options_.timeout});
+    rank.communicator = make_nccl_communicator(controls[index], {.device = rank.options.device,
+                                                                 .max_ctas = options_.limits_nccl ? ctas_ : 0,
+                                                                 .timeout = options_.timeout});
   } else {
     rank.communicator = locals[index];
   }
   rank.context =
       std::make_unique<Context>(rank.communicator, make_cuda_executor(rank.communicator, rank.options));
   rank.stream = make_cuda_stream(rank.options);
+}
+
+const std::shared_ptr<Communicator>& Group::communicator_of(int rank) const {
+  const auto found =
+      std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.rank == rank; });
+  if (found == ranks_.end()) throw std::runtime_error("rank " + std::to_string(rank) + " is not here");
+  return found->communicator;
 }
 
 std::vector<std::string> Group::run_all(const std::function<void(Rank&)>& body, bool abort_on_error) {

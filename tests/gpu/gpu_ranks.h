@@ -12,7 +12,8 @@
 
 namespace flashoverlap::gpu_test {
 
-enum class CommunicatorKind { kNccl, kLocal };
+/// kCopyEngine: kLocal whose copies take no SM, and partial sums are added by the restore kernel.
+enum class CommunicatorKind { kNccl, kLocal, kCopyEngine };
 const char* name_of(CommunicatorKind kind);
 
 /// Where ranks run from now on. Neither called: all on device 0.
@@ -28,7 +29,7 @@ std::vector<int> world_sizes();
 
 /// Why NCCL cannot be used for `world_size` ranks here; empty: it can.
 std::string why_no_nccl(int world_size);
-/// Those of the two kinds that work here for `world_size` ranks.
+/// Those of the kinds that work here for `world_size` ranks.
 std::vector<CommunicatorKind> kinds_for(int world_size);
 
 struct GroupOptions {
@@ -36,6 +37,7 @@ struct GroupOptions {
   CommunicatorKind kind = CommunicatorKind::kLocal;
   int communication_sms = 24;  ///< Of each device, shared by the ranks on it.
   int compute_sms = 0;         ///< Per rank; 0: what is left, divided.
+  bool limits_nccl = true;     ///< NCCL's calls take no more SMs than that; false: as many as it likes.
   bool partitions = true;      ///< false: ranks share all SMs of a device.
   std::chrono::milliseconds timeout{20'000};
   GroupWait wait = GroupWait::kKernel;
@@ -66,6 +68,8 @@ class Group {
   /// first rank's error (not one that another rank's abort caused, where there is a choice) is thrown here,
   /// with the rank in front.
   void run(const std::function<void(Rank&)>& body);
+  /// Of a rank in this process.
+  [[nodiscard]] const std::shared_ptr<Communicator>& communicator_of(int rank) const;
   /// The same without abort and throw: each rank's error text, empty where there is none.
   std::vector<std::string> run_all(const std::function<void(Rank&)>& body, bool abort_on_error);
 

@@ -116,6 +116,12 @@ GPU_TEST(random_shapes_local) {
   for (const int world : world_sizes()) random_cases(world, CommunicatorKind::kLocal, 12, 2);
 }
 
+GPU_TEST(random_shapes_copy_engine) {
+  if (kinds_for(2).empty() || kinds_for(2).front() != CommunicatorKind::kLocal)
+    throw Skip("ranks are processes");
+  for (const int world : world_sizes()) random_cases(world, CommunicatorKind::kCopyEngine, 12, 4);
+}
+
 GPU_TEST(random_shapes_nccl) {
   if (const std::string why = why_no_nccl(world_sizes().front()); !why.empty()) throw Skip(why);
   for (const int world : world_sizes()) random_cases(world, CommunicatorKind::kNccl, 12, 3);

@@ -45,7 +45,8 @@ std::vector<std::uint16_t> random_values(const Codec& codec, std::int64_t count,
 
 struct Operands {
   std::int64_t rows, n, ldr, ldh, ldo;
-  std::vector<std::uint16_t> source, bias, residual, weight;
+  std::vector<std::vector<std::uint16_t>> sources;  // an element is their sum
+  std::vector<std::uint16_t> bias, residual, weight;
 };
 
 double activated(Activation activation, double x) {
@@ -79,8 +80,9 @@ struct Steps {
   Activation activation;
 };
 
+// num_sums: partial sums; 0: one source, as when a collective has added them.
 void run_case(DType dtype, const PlanOptions& options, int kind, const Steps& steps, int misalign,
-              Random& random) {
+              int num_sums, Random& random) {
   const Codec codec{dtype};
   OverlapPlan plan;
   if (kind == 0) plan = plan_all_reduce(options);
@@ -90,19 +92,23 @@ void run_case(DType dtype, const PlanOptions& options, int kind, const Steps& st
   const std::int64_t n = plan.output_cols;
   if (rows == 0) return;
   const std::int64_t source_size = std::max({plan.packed_size, plan.received_size, rows * n});
+  std::vector<std::vector<std::uint16_t>> sources;
+  for (int s = 0; s < std::max(1, num_sums); ++s)
+    sources.push_back(random_values(codec, source_size, random));
   const Operands host{rows,
                       n,
                       n + misalign,
                       n + 2 * misalign,
                       n + 3 * misalign,
-                      random_values(codec, source_size, random),
+                      std::move(sources),
                       random_values(codec, n, random),
                       random_values(codec, rows * (n + misalign), random),
                       random_values(codec, n, random)};
   const cuda::HostTables tables = cuda::make_host_tables(plan);
   const cuda::DeviceBuffer pieces = device_copy(tables.pieces);
   const cuda::DeviceBuffer device_rows = device_copy(tables.rows);
-  const cuda::DeviceBuffer source = device_copy(host.source);
+  std::vector<cuda::DeviceBuffer> device_sources;
+  for (const auto& source : host.sources) device_sources.push_back(device_copy(source));
   const cuda::DeviceBuffer bias = device_copy(host.bias);
   const cuda::DeviceBuffer residual = device_copy(host.residual);
   const cuda::DeviceBuffer weight = device_copy(host.weight);
@@ -115,8 +121,11 @@ void run_case(DType dtype, const PlanOptions& options, int kind, const Steps& st
   params.dtype = dtype;
   params.rows = rows;
   params.n = n;
-  params.source = source.data();
+  params.source = device_sources.front().data();
   params.source_ld = n;
+  params.sums.count = num_sums;
+  for (int s = 0; s < num_sums; ++s)
+    params.sums.sources[s] = device_sources[static_cast<std::size_t>(s)].data();
   params.restore = {.rows = static_cast<const cuda::DeviceRow*>(device_rows.data()),
                     .pieces = static_cast<const cuda::DevicePiece*>(pieces.data()),
                     .piece_cols = tables.piece_cols,
@@ -136,14 +145,16 @@ void run_case(DType dtype, const PlanOptions& options, int kind, const Steps& st
   const std::vector<std::uint16_t> got_h = host_copy<std::uint16_t>(residual_out);
   std::ostringstream what;
   what << "kind " << kind << ", " << rows << " x " << n << ", tile " << options.tile_m << " x "
-       << options.tile_n << ", misalign " << misalign << ", norm " << steps.norm << ", activation "
-       << static_cast<int>(steps.activation) << ", type " << name_of(dtype);
+       << options.tile_n << ", misalign " << misalign << ", " << num_sums << " partial sums, norm "
+       << steps.norm << ", activation " << static_cast<int>(steps.activation) << ", type " << name_of(dtype);
   std::vector<double> h(static_cast<std::size_t>(n));
   for (std::int64_t row = 0; row < rows; ++row) {
     double squares = 0;
     for (std::int64_t col = 0; col < n; ++col) {
       const auto at = static_cast<std::size_t>(col);
-      double x = codec.decode(host.source[static_cast<std::size_t>(source_index(plan, row, col))]);
+      double x = 0;
+      for (const auto& source : host.sources)
+        x += codec.decode(source[static_cast<std::size_t>(source_index(plan, row, col))]);
       if (steps.bias) x += codec.decode(host.bias[at]);
       x = activated(steps.activation, x);
       if (steps.residual) x += codec.decode(host.residual[static_cast<std::size_t>(row * host.ldr + col)]);
@@ -197,7 +208,9 @@ void run_cases(bool is_norm, bool is_aligned) {
                       .residual_out = uniform(random, 0, 1) == 1,
                       .norm = is_norm,
                       .activation = static_cast<Activation>(i % 4)};
-    run_case(dtype, options, i % 3, steps, is_aligned ? 8 * (i % 2) : i % 4, random);
+    // With 12 sources long rows leave no room for rows ahead, or for any.
+    const int num_sums = i % 2 == 0 ? 0 : (i % 8 == 7 ? 12 : static_cast<int>(uniform(random, 1, 5)));
+    run_case(dtype, options, i % 3, steps, is_aligned ? 8 * (i / 2 % 2) : i % 4, num_sums, random);
   }
 }
 
@@ -233,6 +246,7 @@ GPU_TEST(kernel_restore_refuses_bad_arguments) {
   GPU_EXPECT_ERROR(with([](auto& x) { x.dtype = DType::kFloat32; }), "f32");
   GPU_EXPECT_ERROR(with([](auto& x) { x.source = nullptr; }), "null");
   GPU_EXPECT_ERROR(with([](auto& x) { x.ldo = 63; }), "ldo 63");
+  GPU_EXPECT_ERROR(with([](auto& x) { x.sums.count = 17; }), "17 partial sums, must be 0 to 16");
 }
 
 }  // namespace flashoverlap::gpu_test
