@@ -208,16 +208,16 @@ def plan_steps(options, gpus):
     for world in worlds:
         steps.append(curve_step(bench, world, place))
     for world in worlds:
-        for operator in ("ag", "ar", "rs"):
-            listed = ",".join("x".join(map(str, shape)) for shape in shapes(world))
-            steps.append(
-                Step(
-                    f"table-{world}-{operator}",
-                    [bench, "table", "--ranks", world, *place, "--ops", operator, "--shapes", listed]
-                    + ["--budget-s", options.table_s, "--json", "results.jsonl", "--trace", "trace.json"],
-                    options.table_s + 20,
-                )
+        listed = ",".join("x".join(map(str, shape)) for shape in shapes(world))
+        ways = ["--ways", options.ways] if options.ways else []
+        steps.append(
+            Step(
+                f"table-{world}",
+                [bench, "table", "--ranks", world, *place, "--ops", "ag,ar,rs", "--shapes", listed, *ways]
+                + ["--budget-s", options.table_s, "--json", "results.jsonl", "--trace", "trace.json"],
+                options.table_s + 30,
             )
+        )
     for world in worlds:
         if options.rehearse:
             continue  # processes cannot share a GPU's SM partitions
@@ -253,7 +253,8 @@ def parse_arguments(words):
     parser.add_argument("--build", default="build/cuda", help="build folder with the programs (default: %(default)s)")
     parser.add_argument("--out", default="gpu-cluster", help="where results go, and are looked for (default: %(default)s)")
     parser.add_argument("--budget-s", type=float, default=520, help="no step begins or goes on after so many seconds")
-    parser.add_argument("--table-s", type=int, default=22, help="of each operator and number of ranks (default: %(default)s)")
+    parser.add_argument("--table-s", type=int, default=90, help="of the table for each number of ranks (default: %(default)s)")
+    parser.add_argument("--ways", default="", help="communicators and SMs to choose among, as cluster_bench has them")
     parser.add_argument("--rehearse", type=int, default=0, metavar="RANKS", help="so many ranks on one GPU")
     parser.add_argument("--ranks", default="", help="numbers of ranks, e.g. 2,4 (default: 2, 4, 8 up to the GPUs)")
     parser.add_argument("--only", default="", help="only steps whose name begins with one of these, e.g. table-4,curves")

@@ -3,15 +3,17 @@
 //   cluster_bench topology [--json FILE]            devices, and which of them address each other's memory
 //   cluster_bench curves --ranks W [--rehearse] [--sms-communication 16] [--json FILE]
 //                                                   bandwidth curves and GEMMs as a machine profile
-//   cluster_bench table --ranks W [--rehearse] [--ops ag,ar,rs] [--shapes MxNxK,...] [--sms-communication 24]
+//   cluster_bench table --ranks W [--rehearse] [--ops ag,ar,rs] [--shapes MxNxK,...] [--ways nccl:16,...]
 //                       [--rounds 5] [--budget-s 0] [--json FILE] [--trace FILE]
 //                                                   serial against overlapped; one JSON object a case and
 //                                                   line
 //
 // Rank r is a thread on device r; with --rehearse all are on device 0, each on SMs of its own. With
-// --budget-s no case begins after so many seconds. The GEMM is the one that the executor suggests, as users
-// get it; among partitions the quickest is taken (operator_bench.h). Without a CUDA device: "skipped: no CUDA
-// device".
+// --budget-s no case begins after so many seconds. A way is a communicator (nccl, local, or copy-engine) and
+// the SMs that the GEMM leaves to it; of the ways that suit an operator the quickest is taken, and with it
+// the quickest partition (operator_bench.h). Serial has all SMs and an NCCL communicator that takes what it
+// likes; in a rehearsal it shares the first way's. The GEMM is the one that the executor suggests, as users
+// get it. Without a CUDA device: "skipped: no CUDA device".
 #include <fmt/format.h>
 
 #include <chrono>
@@ -142,11 +144,49 @@ int measure_curves(Arguments& arguments) {
   return 0;
 }
 
+/// How ranks exchange while they compute.
+struct Way {
+  gpu_test::CommunicatorKind kind = gpu_test::CommunicatorKind::kNccl;
+  int sms = 0;  ///< Left to communication by the GEMM.
+
+  [[nodiscard]] std::string text() const { return fmt::format("{}:{}", gpu_test::name_of(kind), sms); }
+  /// Slices need SMs left to whoever brings them, unless it is the copy engine.
+  [[nodiscard]] bool suits(const std::string& op) const {
+    return op != "ag" || sms > 0 || kind == gpu_test::CommunicatorKind::kCopyEngine;
+  }
+};
+
+std::vector<Way> parse_ways(const std::string& text) {
+  using gpu_test::CommunicatorKind;
+  std::vector<Way> ways;
+  for (const std::string& part : bench::split(text)) {
+    Way way;
+    const std::size_t colon = std::min(part.find(':'), part.size());
+    const std::string name = part.substr(0, colon);
+    bool is_known = false;
+    for (const auto kind :
+         {CommunicatorKind::kNccl, CommunicatorKind::kLocal, CommunicatorKind::kCopyEngine}) {
+      if (name != gpu_test::name_of(kind)) continue;
+      way.kind = kind;
+      is_known = true;
+    }
+    char rest = 0;
+    if (!is_known || colon == part.size() ||
+        std::sscanf(part.c_str() + colon + 1, "%d%c", &way.sms, &rest) != 1 || way.sms < 0) {
+      throw std::runtime_error(
+          fmt::format("--ways has '{}', expected nccl:SMS, local:SMS or copy-engine:SMS", part));
+    }
+    ways.push_back(way);
+  }
+  return ways;
+}
+
 struct TableSettings {
   int world = 2;
   bool rehearse = false;
   std::vector<std::string> ops;
   std::vector<bench::Shape> shapes;
+  std::vector<Way> ways;
   bench::OperatorSettings bench;
   int budget_s = 0;
   std::string json, trace;
@@ -157,7 +197,8 @@ TableSettings read_table(Arguments& arguments) {
   settings.world = place(arguments, settings.rehearse);
   settings.ops = bench::split(arguments.take("--ops", "ag,ar,rs"));
   settings.shapes = bench::parse_shapes(arguments.take("--shapes", "4096x8192x2048"));
-  settings.bench.communication_sms = arguments.take_int("--sms-communication", 24);
+  settings.ways = parse_ways(arguments.take(
+      "--ways", settings.rehearse ? "nccl:24" : "copy-engine:0,copy-engine:2,nccl:16,nccl:24,local:32"));
   settings.bench.rounds = std::max(1, arguments.take_int("--rounds", 5));
   settings.bench.pause_ms = arguments.take_int("--pause-ms", 5);
   settings.bench.search_gemm = false;
@@ -179,44 +220,110 @@ void print_case(const bench::Result& r) {
   std::fflush(stdout);
 }
 
+/// The groups of all ways, and what serial runs on.
+class Table {
+ public:
+  explicit Table(const TableSettings& settings) : settings_(settings) {
+    for (const Way& way : settings.ways) groups_.push_back(make_group(way, true));
+    // All of NCCL; but ranks that share a GPU must keep to their SMs.
+    if (!settings.rehearse) serial_ = make_group({}, false);
+  }
+
+  /// One case, on all ranks; rank 0's result. `timeline`: not null: traced calls of all ranks go there.
+  bench::Result measure(const std::string& op, const bench::Shape& shape, Timeline* timeline) {
+    const std::size_t chosen = choose(op, shape);
+    bench::OperatorSettings settings = settings_.bench;
+    settings.communication_sms = settings_.ways[chosen].sms;
+    bench::Result first;
+    std::mutex mutex;
+    unsigned wrong = 0;
+    groups_[chosen]->run([&](Rank& rank) {
+      Timeline own;
+      bench::OperatorBench bench(rank, settings, op, shape, serial_communicator(rank.rank));
+      const bench::Result result = bench.measure(timeline == nullptr ? nullptr : &own);
+      const std::scoped_lock lock(mutex);
+      if (timeline != nullptr)
+        timeline->spans.insert(timeline->spans.end(), own.spans.begin(), own.spans.end());
+      wrong += result.wrong;
+      if (rank.rank == 0) first = result;
+    });
+    first.wrong = wrong;
+    chosen_ = chosen;
+    if (first.method != "serial") first.method += ", " + settings_.ways[chosen].text();
+    return first;
+  }
+  /// Of the last case.
+  [[nodiscard]] const char* communicator() const { return gpu_test::name_of(settings_.ways[chosen_].kind); }
+
+ private:
+  [[nodiscard]] std::unique_ptr<Group> make_group(const Way& way, bool limits_nccl) const {
+    GroupOptions options;
+    options.world_size = settings_.world;
+    options.kind = way.kind;
+    options.communication_sms = way.sms;
+    options.limits_nccl = limits_nccl;
+    if (way.sms == 0) options.wait = GroupWait::kStreamMemory;  // a kernel would find no SM
+    options.poison = false;
+    options.timeout = std::chrono::milliseconds(15'000);
+    return std::make_unique<Group>(options);
+  }
+
+  std::shared_ptr<Communicator> serial_communicator(int rank) const {
+    return serial_ == nullptr ? nullptr : serial_->communicator_of(rank);
+  }
+
+  /// The way with the quickest overlapped call.
+  std::size_t choose(const std::string& op, const bench::Shape& shape) {
+    std::size_t best = groups_.size();
+    double best_us = 0;
+    for (std::size_t i = 0; i < groups_.size(); ++i) {
+      if (!settings_.ways[i].suits(op)) continue;
+      bench::OperatorSettings settings = settings_.bench;
+      settings.communication_sms = settings_.ways[i].sms;
+      double us = 0;
+      groups_[i]->run([&](Rank& rank) {
+        bench::OperatorBench bench(rank, settings, op, shape, serial_communicator(rank.rank));
+        const double quickest = bench.quickest_us();
+        if (rank.rank == 0) us = quickest;  // the same on all
+      });
+      fmt::print("  {} {}x{}x{}, {}: {:.0f} us\n", op, shape.m, shape.n, shape.k, settings_.ways[i].text(),
+                 us);
+      if (best < groups_.size() && us >= best_us) continue;
+      best = i;
+      best_us = us;
+    }
+    if (best == groups_.size()) throw std::runtime_error(fmt::format("none of --ways suits {}", op));
+    return best;
+  }
+
+  const TableSettings& settings_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::unique_ptr<Group> serial_;
+  std::size_t chosen_ = 0;
+};
+
 int measure_table(Arguments& arguments) {
   const TableSettings settings = read_table(arguments);
   const auto begin = Clock::now();
   const auto is_late = [&] {
     return settings.budget_s > 0 && Clock::now() - begin > std::chrono::seconds(settings.budget_s);
   };
-  GroupOptions options;
-  options.world_size = settings.world;
-  options.kind = gpu_test::CommunicatorKind::kNccl;
-  options.communication_sms = settings.bench.communication_sms;
-  options.poison = false;
-  options.timeout = std::chrono::milliseconds(15'000);
-  Group group(options);
+  Table table(settings);
   std::ofstream json(settings.json.empty() ? "/dev/null" : settings.json);
   Timeline timeline;
-  std::mutex mutex;
   unsigned wrong = 0;
   std::size_t left_out = 0;
-  for (const std::string& op : settings.ops) {
-    for (const bench::Shape& shape : settings.shapes) {
+  for (const bench::Shape& shape : settings.shapes) {
+    for (const std::string& op : settings.ops) {
       if (is_late()) {
         ++left_out;
         continue;
       }
       const bool is_traced = !settings.trace.empty() && timeline.spans.empty();
-      Timeline of_case;
-      group.run([&](Rank& rank) {
-        Timeline own;
-        bench::OperatorBench bench(rank, settings.bench, op, shape);
-        const bench::Result result = bench.measure(is_traced ? &own : nullptr);
-        const std::scoped_lock lock(mutex);
-        of_case.spans.insert(of_case.spans.end(), own.spans.begin(), own.spans.end());
-        wrong += result.wrong;
-        if (rank.rank != 0) return;
-        print_case(result);
-        bench::append_json(json, result, settings.bench, "nccl");
-      });
-      if (is_traced) timeline = std::move(of_case);
+      const bench::Result result = table.measure(op, shape, is_traced ? &timeline : nullptr);
+      wrong += result.wrong;
+      print_case(result);
+      bench::append_json(json, result, table.communicator());
     }
   }
   if (!settings.trace.empty()) {

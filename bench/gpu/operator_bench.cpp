@@ -68,13 +68,15 @@ double slowest_of(Communicator& communicator, double value) {
 }
 
 OperatorBench::OperatorBench(gpu_test::Rank& rank, const OperatorSettings& settings, std::string op,
-                             const Shape& shape)
+                             const Shape& shape, std::shared_ptr<Communicator> serial_communicator)
     : rank_(rank),
       settings_(settings),
       op_(std::move(op)),
       shape_(shape),
       output_rows_(op_ == "rs" ? shape.m / rank.world_size : shape.m),
-      stream_(static_cast<cudaStream_t>(rank.native_stream())) {
+      stream_(static_cast<cudaStream_t>(rank.native_stream())),
+      serial_communicator_(serial_communicator == nullptr ? rank.communicator
+                                                          : std::move(serial_communicator)) {
   const auto make = [&](std::int64_t count, std::uint64_t seed, const char* what) {
     cuda::DeviceBuffer buffer(device(), count * kElement, what);
     const auto salt = 1000 * static_cast<std::uint64_t>(rank.rank);
@@ -112,31 +114,39 @@ OperatorBench::~OperatorBench() {
   }
 }
 
+double OperatorBench::quickest_us() {
+  choose_gemm();
+  Result result;
+  result.waves = num_waves_of_plan();
+  return choose(measure_curve(), result).us;
+}
+
 Result OperatorBench::measure(Timeline* timeline) {
   choose_gemm();
   Result result;
   result.ranks = rank_.world_size;
+  result.communication_sms = settings_.communication_sms;
   result.op = op_;
   result.shape = shape_;
   result.variant = variant_->name;
   result.swizzle = options_.swizzle;
   result.waves = num_waves_of_plan();
-  const auto serial = executor_->prepare(build_serial());
-  (void)batch(*serial, Mode::kRun, 2);
+  const Prepared serial = prepare_serial();
+  (void)batch(serial, Mode::kRun, 2);
   const BandwidthCurve curve = measure_curve();
-  const Candidate best = gathers() ? choose_parts() : choose_partition(result.waves, curve, result);
+  const Candidate best = choose(curve, result);
   result.partition = best.partition;
-  const double serial_us = std::min(batch(*serial, Mode::kRun, 4), batch(*serial, Mode::kRun, 4));
+  const double serial_us = std::min(batch(serial, Mode::kRun, 4), batch(serial, Mode::kRun, 4));
   // A partition of one group is serial under another name.
   const bool overlaps = best.us < serial_us && (gathers() || best.partition.size() > 1);
   result.method = !overlaps ? "serial" : (gathers() ? "messages" : "signal");
-  const auto overlapped = overlaps ? prepare(best.partition) : executor_->prepare(build_serial());
-  const auto defaulted = prepare(by_default(result.waves));
-  result.wrong = compare(*serial, *defaulted) + compare(*serial, *overlapped);
-  result.us = time_all(*serial, *overlapped, *defaulted);
+  const Prepared overlapped = overlaps ? prepare(best.partition) : prepare_serial();
+  const Prepared defaulted = prepare(by_default(result.waves));
+  result.wrong = compare(serial, defaulted) + compare(serial, overlapped);
+  result.us = time_all(serial, overlapped, defaulted);
   if (overlaps)
     result.predicted_us = gathers() ? predict_gather(result, curve) : predict_signal(result, curve);
-  trace(*serial, *overlapped, timeline);
+  trace(serial, overlapped, timeline);
   rank_.stream->synchronize();
   return result;
 }
@@ -184,8 +194,12 @@ OverlapPlan OperatorBench::build_serial() const {
   return gathers() ? plan_sliced_all_gather_gemm(options_, {}, 1) : build(options_, {num_waves_of_plan()});
 }
 
-std::unique_ptr<PreparedPlan> OperatorBench::prepare(const Partition& partition) {
-  return executor_->prepare(build(options_, partition));
+OperatorBench::Prepared OperatorBench::prepare_serial() {
+  return {serial_executor_.get(), serial_executor_->prepare(build_serial())};
+}
+
+OperatorBench::Prepared OperatorBench::prepare(const Partition& partition) {
+  return {executor_.get(), executor_->prepare(build(options_, partition))};
 }
 
 std::int64_t OperatorBench::num_waves_of_plan() const {
@@ -212,6 +226,9 @@ void OperatorBench::choose_gemm() {
     take_suggested_gemm();
   }
   executor_ = make_executor(variant_->name);
+  CudaOptions serial = rank_.options;
+  serial.sums = SumBy::kCommunicator;
+  serial_executor_ = make_cuda_executor(serial_communicator_, serial);
 }
 
 // By the time of the signal GEMM on this rank's SMs while all ranks compute.
@@ -228,8 +245,7 @@ void OperatorBench::search_gemm() {
     for (const std::int64_t swizzle : {1, 2, 4, 8, 16}) {
       options.swizzle = swizzle;
       if ((swizzle - 1) * options.tile_m >= options.m) continue;
-      const auto plan = executor->prepare(build(options, {}));
-      const double us = batch_on(*executor, *plan, Mode::kGemmOnly, 3);
+      const double us = batch({executor.get(), executor->prepare(build(options, {}))}, Mode::kGemmOnly, 3);
       if (us < best_us) {
         best_us = us;
         variant_ = variant;
@@ -254,13 +270,15 @@ void OperatorBench::take_suggested_gemm() {
 // --- choice and prediction ------------------------------------------------------------------------------
 
 // Time of the collective on the communication SMs, all ranks at once, at sizes up to the whole. All-gather:
-// of a message to one rank and one from another.
+// of a message to one rank and one from another. Where the restore kernel adds: of copying what it adds.
 BandwidthCurve OperatorBench::measure_curve() {
   cuda::CudaStream stream(device(), cuda::CudaStream::Priority::kHigh, rank_.options.partition.communication);
   const int world = rank_.world_size;
   const std::int64_t whole = gathers() ? shape_.m / world * shape_.k : shape_.m * shape_.n;
   const cuda::DeviceBuffer send(device(), std::max<std::int64_t>(whole, 8) * kElement, "a message");
-  const cuda::DeviceBuffer receive(device(), std::max<std::int64_t>(whole, 8) * kElement, "a message");
+  const bool copies = rank_.options.sums == SumBy::kRestore;
+  const std::int64_t received = copies && op_ == "ar" ? whole * world : whole;
+  const cuda::DeviceBuffer receive(device(), std::max<std::int64_t>(received, 8) * kElement, "a message");
   const TransferLabel label{.operation = "bandwidth curve"};
   std::vector<CurvePoint> points;
   for (std::int64_t part = 128; part >= 1; part /= 2) {
@@ -270,7 +288,12 @@ BandwidthCurve OperatorBench::measure_curve() {
     if (count > whole) continue;
     const auto call = [&] {
       Communicator& ranks = *rank_.communicator;
-      if (op_ == "ar") {
+      if (copies && op_ == "ar") {
+        const std::vector<std::int64_t> all(static_cast<std::size_t>(world), count);
+        ranks.all_gather(send.data(), receive.data(), all, DType::kBFloat16, stream, label);
+      } else if (copies && op_ == "rs") {
+        ranks.all_to_all(send.data(), counts, receive.data(), counts, DType::kBFloat16, stream, label);
+      } else if (op_ == "ar") {
         ranks.all_reduce(send.data(), send.data(), count, DType::kBFloat16, stream, label);
       } else if (op_ == "rs") {
         void* const own = static_cast<char*>(send.data()) + share * rank_.rank * kElement;
@@ -297,9 +320,9 @@ BandwidthCurve OperatorBench::measure_curve() {
 }
 
 double OperatorBench::measured_us(const Partition& partition) {
-  const auto plan = prepare(partition);
-  (void)batch(*plan, Mode::kRun, 2);
-  return std::min({batch(*plan, Mode::kRun, 4), batch(*plan, Mode::kRun, 4), batch(*plan, Mode::kRun, 4)});
+  const Prepared plan = prepare(partition);
+  (void)batch(plan, Mode::kRun, 2);
+  return std::min({batch(plan, Mode::kRun, 4), batch(plan, Mode::kRun, 4), batch(plan, Mode::kRun, 4)});
 }
 
 OverlapCost OperatorBench::cost_of(std::int64_t waves, double gemm_us, const BandwidthCurve& curve) {
@@ -312,14 +335,18 @@ OverlapCost OperatorBench::cost_of(std::int64_t waves, double gemm_us, const Ban
   return cost;
 }
 
+OperatorBench::Candidate OperatorBench::choose(const BandwidthCurve& curve, Result& result) {
+  return gathers() ? choose_parts() : choose_partition(result.waves, curve, result);
+}
+
 // Tries the default partition and those that the predictor likes best; the best measured one is taken.
 OperatorBench::Candidate OperatorBench::choose_partition(std::int64_t waves, const BandwidthCurve& curve,
                                                          Result& result) {
   Candidate best{default_partition(waves), 0};
   best.us = measured_us(best.partition);
   if (waves < 2) return best;
-  const auto finest = prepare(Partition(static_cast<std::size_t>(waves), 1));
-  const double gemm_us = std::min(batch(*finest, Mode::kGemmOnly, 4), batch(*finest, Mode::kGemmOnly, 4));
+  const Prepared finest = prepare(Partition(static_cast<std::size_t>(waves), 1));
+  const double gemm_us = std::min(batch(finest, Mode::kGemmOnly, 4), batch(finest, Mode::kGemmOnly, 4));
   OverlapCost cost = cost_of(waves, gemm_us, curve);
   // What the model leaves out, the slow-down of the GEMM by communication and the epilogue, is calibrated
   // on one partition.
@@ -374,17 +401,17 @@ double OperatorBench::predict_gather(const Result& result, const BandwidthCurve&
 
 // --- times ----------------------------------------------------------------------------------------------
 
-double OperatorBench::batch(PreparedPlan& plan, Mode mode, int calls) {
-  return batch_on(*executor_, plan, mode, calls);
+void OperatorBench::execute(const Prepared& plan, Mode mode, Timeline* timeline) {
+  plan.executor->execute(*plan.plan, operands_, mode, timeline);
 }
 
 // Time of one call, of the slowest rank, the same on all ranks.
-double OperatorBench::batch_on(Executor& executor, PreparedPlan& plan, Mode mode, int calls) {
-  executor.execute(plan, operands_, mode, nullptr);
+double OperatorBench::batch(const Prepared& plan, Mode mode, int calls) {
+  execute(plan, mode);
   rank_.stream->synchronize();
   (void)rank_.communicator->exchange(std::uint64_t{0}, {.operation = "start of a batch"});
   begin_.record(stream_);
-  for (int i = 0; i < calls; ++i) executor.execute(plan, operands_, mode, nullptr);
+  for (int i = 0; i < calls; ++i) execute(plan, mode);
   end_.record(stream_);
   rank_.stream->synchronize();
   return slowest_us(calls);
@@ -397,7 +424,7 @@ double OperatorBench::slowest_us(int calls) {
   return slowest_of(*rank_.communicator, static_cast<double>(ms) * 1e3 / calls);
 }
 
-Times OperatorBench::time_all(PreparedPlan& serial, PreparedPlan& overlapped, PreparedPlan& defaulted) {
+Times OperatorBench::time_all(const Prepared& serial, const Prepared& overlapped, const Prepared& defaulted) {
   std::vector<double> samples[8];
   for (int round = 0; round < settings_.rounds; ++round) {
     samples[0].push_back(batch(serial, Mode::kGemmOnly, kCalls));
@@ -423,16 +450,16 @@ Times OperatorBench::time_all(PreparedPlan& serial, PreparedPlan& overlapped, Pr
 
 // Elements of this rank in which the two methods differ by more than rounding: bf16 has 8 bits; an element
 // has a standard deviation of sqrt(k) / 3 on each rank.
-unsigned OperatorBench::compare(PreparedPlan& serial, PreparedPlan& overlapped) {
+unsigned OperatorBench::compare(const Prepared& serial, const Prepared& overlapped) {
   const auto bytes = static_cast<std::size_t>(output_rows_ * shape_.n * kElement);
   const cuda::DeviceBuffer counter(device(), 4, "a counter");
   FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(counter.data(), 0, 4, stream_));
   FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(out_.data(), 0xFF, bytes, stream_));
-  executor_->execute(serial, operands_, Mode::kRun, nullptr);
+  execute(serial, Mode::kRun);
   FLASHOVERLAP_CUDA_CHECK(
       cudaMemcpyAsync(reference_.data(), out_.data(), bytes, cudaMemcpyDeviceToDevice, stream_));
   FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(out_.data(), 0xFF, bytes, stream_));
-  executor_->execute(overlapped, operands_, Mode::kRun, nullptr);
+  execute(overlapped, Mode::kRun);
   // After the norm elements are about 1 in size, before it sqrt(k) / 3 for each rank.
   const float absolute = settings_.with_epilogue ? 0.05F
                                                  : 0.02F * static_cast<float>(rank_.world_size) *
@@ -446,11 +473,11 @@ unsigned OperatorBench::compare(PreparedPlan& serial, PreparedPlan& overlapped) 
   return wrong;
 }
 
-void OperatorBench::trace(PreparedPlan& serial, PreparedPlan& overlapped, Timeline* timeline) {
+void OperatorBench::trace(const Prepared& serial, const Prepared& overlapped, Timeline* timeline) {
   if (timeline == nullptr) return;
-  for (PreparedPlan* const plan : {&serial, &overlapped}) {
+  for (const Prepared* plan : {&serial, &overlapped}) {
     (void)rank_.communicator->exchange(std::uint64_t{0}, {.operation = "traced call"});
-    executor_->execute(*plan, operands_, Mode::kRun, timeline);
+    execute(*plan, Mode::kRun, timeline);
   }
 }
 
@@ -460,11 +487,10 @@ std::string text_of(const std::vector<std::int64_t>& values) {
   return fmt::format("{}", fmt::join(values, ","));
 }
 
-void append_json(std::ostream& out, const Result& r, const OperatorSettings& settings,
-                 const std::string& communicator) {
+void append_json(std::ostream& out, const Result& r, const std::string& communicator) {
   out << fmt::format(
              R"({{"ranks":{},"op":"{}","m":{},"n":{},"k":{},"communicator":"{}","sms_communication":{},)",
-             r.ranks, r.op, r.shape.m, r.shape.n, r.shape.k, communicator, settings.communication_sms)
+             r.ranks, r.op, r.shape.m, r.shape.n, r.shape.k, communicator, r.communication_sms)
       << fmt::format(R"("cublas_us":{:.3f},"plain_us":{:.3f},"signal_us":{:.3f},"communication_us":{:.3f},)",
                      r.us.cublas, r.us.plain, r.us.signal, r.us.communication)
       << fmt::format(R"("grouped_us":{:.3f},"serial_us":{:.3f},"overlapped_us":{:.3f},"default_us":{:.3f},)",

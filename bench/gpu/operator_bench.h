@@ -45,6 +45,7 @@ struct Times {
 
 struct Result {
   int ranks = 0;
+  int communication_sms = 0;
   std::string op;
   Shape shape{};
   Times us;
@@ -69,12 +70,16 @@ struct Result {
 /// equal waves; the collective's curve; and as epilogue what serial takes besides its two parts.
 class OperatorBench {
  public:
+  /// `serial_communicator`: of the same rank, for the serial baseline alone; null: the rank's.
   OperatorBench(flashoverlap::gpu_test::Rank& rank, const OperatorSettings& settings, std::string op,
-                const Shape& shape);
+                const Shape& shape,
+                std::shared_ptr<flashoverlap::Communicator> serial_communicator = nullptr);
   ~OperatorBench();
   OperatorBench(const OperatorBench&) = delete;
   OperatorBench& operator=(const OperatorBench&) = delete;
 
+  /// Collective: the time in us of the best that can be chosen, without serial.
+  double quickest_us();
   /// Collective. `timeline`: not null: one more call of each method is appended to it.
   Result measure(flashoverlap::Timeline* timeline);
 
@@ -84,6 +89,10 @@ class OperatorBench {
     Partition partition;
     double us = 0;
   };
+  struct Prepared {
+    flashoverlap::Executor* executor;
+    std::unique_ptr<flashoverlap::PreparedPlan> plan;
+  };
 
   [[nodiscard]] bool gathers() const { return op_ == "ag"; }
   [[nodiscard]] int device() const { return rank_.options.device; }
@@ -92,8 +101,9 @@ class OperatorBench {
   [[nodiscard]] flashoverlap::OverlapPlan build(const flashoverlap::PlanOptions& options,
                                                 const Partition& partition) const;
   [[nodiscard]] flashoverlap::OverlapPlan build_serial() const;
-  std::unique_ptr<flashoverlap::PreparedPlan> prepare(const Partition& partition);
+  Prepared prepare(const Partition& partition);
   std::unique_ptr<flashoverlap::Executor> make_executor(const std::string& variant);
+  Prepared prepare_serial();
   void choose_gemm();
   void search_gemm();
   void take_suggested_gemm();
@@ -104,20 +114,18 @@ class OperatorBench {
   /// All ranks decide by the same numbers.
   Candidate choose_partition(std::int64_t waves, const flashoverlap::BandwidthCurve& curve, Result& result);
   Candidate choose_parts();
+  Candidate choose(const flashoverlap::BandwidthCurve& curve, Result& result);
   [[nodiscard]] flashoverlap::OverlapCost cost_of(std::int64_t waves, double gemm_us,
                                                   const flashoverlap::BandwidthCurve& curve);
   double predict_signal(const Result& result, const flashoverlap::BandwidthCurve& curve);
   double predict_gather(const Result& result, const flashoverlap::BandwidthCurve& curve);
 
-  double batch(flashoverlap::PreparedPlan& plan, flashoverlap::Mode mode, int calls);
-  double batch_on(flashoverlap::Executor& executor, flashoverlap::PreparedPlan& plan, flashoverlap::Mode mode,
-                  int calls);
+  void execute(const Prepared& plan, flashoverlap::Mode mode, flashoverlap::Timeline* timeline = nullptr);
+  double batch(const Prepared& plan, flashoverlap::Mode mode, int calls);
   double slowest_us(int calls);
-  Times time_all(flashoverlap::PreparedPlan& serial, flashoverlap::PreparedPlan& overlapped,
-                 flashoverlap::PreparedPlan& defaulted);
-  unsigned compare(flashoverlap::PreparedPlan& serial, flashoverlap::PreparedPlan& overlapped);
-  void trace(flashoverlap::PreparedPlan& serial, flashoverlap::PreparedPlan& overlapped,
-             flashoverlap::Timeline* timeline);
+  Times time_all(const Prepared& serial, const Prepared& overlapped, const Prepared& defaulted);
+  unsigned compare(const Prepared& serial, const Prepared& overlapped);
+  void trace(const Prepared& serial, const Prepared& overlapped, flashoverlap::Timeline* timeline);
 
   flashoverlap::gpu_test::Rank& rank_;
   const OperatorSettings& settings_;
@@ -130,14 +138,14 @@ class OperatorBench {
   flashoverlap::cuda::Event begin_, end_;
   const flashoverlap::cuda::SignalGemmVariant* variant_ = nullptr;
   flashoverlap::PlanOptions options_;
-  std::unique_ptr<flashoverlap::Executor> executor_;
+  std::shared_ptr<flashoverlap::Communicator> serial_communicator_;
+  std::unique_ptr<flashoverlap::Executor> executor_, serial_executor_;
 };
 
 /// "1,2,3"
 std::string text_of(const std::vector<std::int64_t>& values);
 /// One JSON object and a newline.
-void append_json(std::ostream& out, const Result& result, const OperatorSettings& settings,
-                 const std::string& communicator);
+void append_json(std::ostream& out, const Result& result, const std::string& communicator);
 
 /// The slowest rank's value, on every rank. Collective.
 double slowest_of(flashoverlap::Communicator& communicator, double value);

@@ -159,7 +159,7 @@ int run(const Settings& settings) {
           wrong += result.wrong;
           if (rank.rank != 0) return;
           print(result);
-          bench::append_json(json, result, settings.bench, gpu_test::name_of(settings.kind));
+          bench::append_json(json, result, gpu_test::name_of(settings.kind));
         });
         if (traced) timeline = std::move(of_case);
       }
