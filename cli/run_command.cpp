@@ -68,8 +68,9 @@ void add_link_options(CLI::App& app, const std::shared_ptr<RunCommand>& command)
 
 void add_gpu_options(CLI::App& app, const std::shared_ptr<RunCommand>& command) {
   add_choice(app, "--backend", command->backend, {"cpu", "cuda"}, "What computes")->default_str("cpu");
-  add_choice(app, "--comm", command->gpu.communicator, {"nccl", "local"},
-             "With --backend cuda: NCCL, or kernels that read the other ranks' memory")
+  add_choice(app, "--comm", command->gpu.communicator, {"nccl", "local", "copy-engine"},
+             "With --backend cuda: NCCL; kernels that read the other ranks' memory; or copies that take\n"
+             "no SM, with partial sums added behind the GEMM")
       ->default_str("nccl");
   app.add_option_function<std::string>(
          "--devices",
