@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "commands.h"
@@ -17,13 +19,14 @@
 #include "paced_run.h"
 #include "sliced_options.h"
 
-/// `flashoverlap run mlp-tpsp|linear-dp|attention-up`: whole layers, checked against float64, measured
-/// overlapped and serially.
+/// `flashoverlap run mlp-tpsp|linear-dp|attention-tpsp|attention-up`: whole layers, checked against float64,
+/// measured overlapped and serially.
 namespace flashoverlap::cli {
 namespace {
 
+using Json = nlohmann::ordered_json;
 using layers::Layer;
-using MakeLayer = std::function<std::unique_ptr<Layer>(Context&, std::uint64_t seed)>;
+using MakeLayer = std::function<std::unique_ptr<Layer>(Context&, std::uint64_t seed, const BaselineOptions&)>;
 
 constexpr std::int64_t kMost = std::int64_t{1} << 20U;
 
@@ -33,6 +36,7 @@ struct LayerRun {
   std::int64_t ranks = 2;
   std::int64_t threads = 0;
   std::int64_t iterations = 5;
+  std::int64_t baseline_slices = 4;  ///< 0 where there is no such baseline.
   LinkChoice link;
   std::string trace_path;
   bool json = false;
@@ -45,7 +49,11 @@ struct LayerResult {
   double computation_us = 0;  ///< Medians of the slowest rank's time.
   double communication_us = 0;
   double serial_us = 0;
+  double serial_exposed_us = 0;
+  std::optional<double> sliced_us;
+  double sliced_exposed_us = 0;
   double overlap_us = 0;
+  double overlap_exposed_us = 0;
   double error = 0;
   double largest_error = 0;
   bool correct = true;
@@ -53,9 +61,14 @@ struct LayerResult {
   int threads = 0;
   Timeline timeline;
 
-  [[nodiscard]] double exposed_us(double total_us) const { return std::max(0.0, total_us - computation_us); }
-  [[nodiscard]] double share(double total_us) const {
-    return communication_us > 0 ? exposed_us(total_us) / communication_us : 0;
+  [[nodiscard]] double share(double exposed_us) const {
+    return communication_us > 0 ? exposed_us / communication_us : 0;
+  }
+  void judge(const Layer& layer, Method last) {
+    const double of_layer = layer.error(last);
+    largest_error = layer.largest_error();
+    correct = correct && of_layer <= largest_error;
+    if (!(of_layer <= error)) error = of_layer;
   }
 };
 
@@ -65,6 +78,10 @@ ContextOptions context_options(const LayerRun& options) {
   return result;
 }
 
+BaselineOptions baseline_of(const LayerRun& options) {
+  return {.num_slices = options.baseline_slices};
+}
+
 /// On this link the communication takes 0.9 of the computation.
 LinkModel link_of_layer(const LayerRun& options) {
   std::vector<double> computation;
@@ -72,7 +89,7 @@ LinkModel link_of_layer(const LayerRun& options) {
   std::mutex mutex;
   run_ranks(static_cast<int>(options.ranks), {}, [&](std::shared_ptr<Communicator> communicator) {
     Context context(communicator, context_options(options));
-    const std::unique_ptr<Layer> layer = options.make(context, options.seed);
+    const std::unique_ptr<Layer> layer = options.make(context, options.seed, baseline_of(options));
     layer->run();  // so that later runs compute with numbers
     for (int call = 0; call < 3; ++call) {
       const double us =
@@ -93,35 +110,45 @@ LayerResult measure(const LayerRun& options) {
   run_ranks(static_cast<int>(options.ranks), {.link = result.link},
             [&](std::shared_ptr<Communicator> communicator) {
               Context context(communicator, context_options(options));
-              const std::unique_ptr<Layer> layer = options.make(context, options.seed);
+              const std::unique_ptr<Layer> layer = options.make(context, options.seed, baseline_of(options));
               layer->run(Method::kSerial, Mode::kRun, nullptr);
               const layers::Values serial_output = layer->output();
-              std::vector<double> serial, overlap, computation, communication;
+              std::vector<double> serial, sliced, overlap, computation, communication;
               for (std::int64_t i = 0; i < options.iterations; ++i) {
                 const auto timed = [&](std::vector<double>& times, Method method, Mode mode) {
                   times.push_back(slowest_us(*communicator, [&] { layer->run(method, mode, nullptr); }));
                 };
                 timed(serial, Method::kSerial, Mode::kRun);
+                if (layer->has_sliced()) timed(sliced, Method::kSliced, Mode::kRun);
                 timed(overlap, Method::kOverlap, Mode::kRun);
                 timed(computation, Method::kOverlap, Mode::kPlainGemm);
                 timed(communication, Method::kSerial, Mode::kCommunicationOnly);
               }
+              if (layer->has_sliced()) {
+                layer->poison();
+                layer->run(Method::kSliced);
+                const std::lock_guard lock(mutex);
+                result.judge(*layer, Method::kSliced);
+              }
               layer->poison();
               Timeline timeline;
               layer->run(Method::kOverlap, Mode::kRun, &timeline);
-              const double error = layer->error();
               const bool same = layer->output() == serial_output;
               const std::lock_guard lock(mutex);
-              result.correct = result.correct && error <= layer->largest_error();
-              if (!(error <= result.error)) result.error = error;
-              result.largest_error = layer->largest_error();
+              result.judge(*layer, Method::kOverlap);
               result.equals_serial = result.equals_serial && same;
               result.threads = context.num_threads();
               result.timeline.spans.insert(result.timeline.spans.end(), timeline.spans.begin(),
                                            timeline.spans.end());
               if (communicator->rank() != 0) return;
               result.serial_us = core::median(serial);
+              result.serial_exposed_us = exposed_us(serial, computation);
+              if (layer->has_sliced()) {
+                result.sliced_us = core::median(sliced);
+                result.sliced_exposed_us = exposed_us(sliced, computation);
+              }
               result.overlap_us = core::median(overlap);
+              result.overlap_exposed_us = exposed_us(overlap, computation);
               result.computation_us = core::median(computation);
               result.communication_us = core::median(communication);
             });
@@ -140,9 +167,11 @@ void print_result(const LayerRun& options, const LayerResult& r) {
                 {"computation_us", r.computation_us},
                 {"communication_us", r.communication_us},
                 {"serial_us", r.serial_us},
+                {"sliced_us", r.sliced_us ? Json(*r.sliced_us) : Json()},
                 {"overlap_us", r.overlap_us},
-                {"exposed_us", r.exposed_us(r.overlap_us)},
-                {"exposed_share", r.share(r.overlap_us)},
+                {"exposed_us", r.overlap_exposed_us},
+                {"exposed_share", r.share(r.overlap_exposed_us)},
+                {"sliced_exposed_share", r.sliced_us ? Json(r.share(r.sliced_exposed_us)) : Json()},
                 {"speedup", r.serial_us / r.overlap_us},
                 {"max_error", r.error},
                 {"correct", r.correct},
@@ -150,25 +179,31 @@ void print_result(const LayerRun& options, const LayerResult& r) {
                 {"seed", options.seed}});
     return;
   }
-  const auto row = [&](double us) {
-    return fmt::format("{}, exposed communication {} ({:.1f} % of it)", text_of_us(us),
-                       text_of_us(r.exposed_us(us)), 100 * r.share(us));
+  const auto row = [&](double total_us, double exposed_us) {
+    return text_of_exposed(total_us, exposed_us, r.communication_us);
   };
-  fmt::print("{}",
-             to_table({{"layer", fmt::format("{}  {}, {} rank{}", options.name, options.shape, options.ranks,
-                                             options.ranks == 1 ? "" : "s")},
-                       {"machine", fmt::format("cpu backend, {} compute thread{} per rank", r.threads,
-                                               r.threads == 1 ? "" : "s")},
-                       {"link", text_of(r.link)},
-                       {"", ""},
-                       {"computation alone", text_of_us(r.computation_us)},
-                       {"communication alone", text_of_us(r.communication_us) + "  (as collectives)"},
-                       {"serial", row(r.serial_us)},
-                       {"tail-free", row(r.overlap_us)},
-                       {"speed-up", fmt::format("{:.2f}x over serial", r.serial_us / r.overlap_us)},
-                       {"result", fmt::format("{} on every rank: max error {:.2g} of the largest value{}",
-                                              r.correct ? "correct" : "WRONG", r.error,
-                                              r.equals_serial ? "; same bits as serial" : "")}}));
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"layer", fmt::format("{}  {}, {} rank{}", options.name, options.shape, options.ranks,
+                            options.ranks == 1 ? "" : "s")},
+      {"machine",
+       fmt::format("cpu backend, {} compute thread{} per rank", r.threads, r.threads == 1 ? "" : "s")},
+      {"link", text_of(r.link)},
+      {"", ""},
+      {"computation alone", text_of_us(r.computation_us)},
+      {"communication alone", text_of_us(r.communication_us) + "  (as collectives)"},
+      {"serial", row(r.serial_us, r.serial_exposed_us)}};
+  std::string speed_up = fmt::format("{:.2f}x over serial", r.serial_us / r.overlap_us);
+  if (r.sliced_us) {
+    rows.emplace_back(fmt::format("{} slices", options.baseline_slices),
+                      row(*r.sliced_us, r.sliced_exposed_us));
+    speed_up += fmt::format(", {:.2f}x over slices", *r.sliced_us / r.overlap_us);
+  }
+  rows.emplace_back("tail-free", row(r.overlap_us, r.overlap_exposed_us));
+  rows.emplace_back("speed-up", speed_up);
+  rows.emplace_back("result", fmt::format("{} on every rank: max error {:.2g} of the largest value{}",
+                                          r.correct ? "correct" : "WRONG", r.error,
+                                          r.equals_serial ? "; same bits as serial" : ""));
+  fmt::print("{}", to_table(rows));
 }
 
 int run_layer(const LayerRun& options) {
@@ -188,7 +223,7 @@ int run_layer(const LayerRun& options) {
 }
 
 /// One layer's subcommand; `add_shape` adds its sizes and returns what is called after parsing.
-void add_layer(CLI::App& parent, Action& action, const char* name, const char* description,
+void add_layer(CLI::App& parent, Action& action, const char* name, const char* description, bool has_slices,
                const std::function<std::function<void(LayerRun&)>(CLI::App&)>& add_shape) {
   CLI::App& sub = *parent.add_subcommand(name, description);
   const auto run = std::make_shared<LayerRun>();
@@ -198,6 +233,12 @@ void add_layer(CLI::App& parent, Action& action, const char* name, const char* d
     add_integer(sub, option, value, range, text)->default_str(std::to_string(value));
   };
   integer("--ranks", run->ranks, {1, 64}, "World size: ranks are threads of this process");
+  if (has_slices) {
+    integer("--baseline-slices", run->baseline_slices, {1, 1024},
+            "Slices of the baseline with one collective for each");
+  } else {
+    run->baseline_slices = 0;
+  }
   integer("--iterations", run->iterations, {1, 1'000'000}, "Measured calls of each kind");
   add_integer_or_auto(sub, "--threads", run->threads, {1, 1024}, "Compute threads of each rank")
       ->default_str("auto");
@@ -218,27 +259,48 @@ CLI::Option* add_size(CLI::App& sub, const char* name, std::int64_t& value, cons
   return add_integer(sub, name, value, {1, kMost}, description)->default_str(std::to_string(value));
 }
 
+void require_multiple(const char* name, std::int64_t value, std::int64_t ranks) {
+  if (value % ranks == 0) return;
+  throw CLI::ValidationError(
+      name, fmt::format("'{}' is not accepted; expected a multiple of the {} ranks", value, ranks));
+}
+
+/// `tpsp`: with tensor and sequence parallelism; otherwise Ulysses.
+void add_attention(CLI::App& parent, Action& action, const char* name, const char* description, bool tpsp) {
+  add_layer(parent, action, name, description, tpsp, [tpsp](CLI::App& sub) {
+    const auto shape = std::make_shared<layers::AttentionShape>(layers::AttentionShape{512, 8, 32});
+    add_size(sub, "--tokens", shape->tokens, "Of all ranks");
+    add_size(sub, "--heads", shape->heads, tpsp ? "Of all ranks: a multiple of --ranks" : "Of all ranks");
+    add_size(sub, "--head-size", shape->head_size, "Columns of a head");
+    return [shape, tpsp](LayerRun& run) {
+      if (tpsp) require_multiple("--heads", shape->heads, run.ranks);
+      run.shape =
+          fmt::format("tokens={} heads={} head-size={}", shape->tokens, shape->heads, shape->head_size);
+      run.make = [shape, tpsp](Context& context, std::uint64_t seed, const BaselineOptions& baseline) {
+        return tpsp ? layers::make_attention_tpsp(context, *shape, seed, baseline)
+                    : layers::make_attention_up(context, *shape, seed);
+      };
+    };
+  });
+}
+
 }  // namespace
 
 void add_layer_run(CLI::App& parent, Action& action) {
-  add_layer(parent, action, "mlp-tpsp", "MLP with tensor and sequence parallelism", [](CLI::App& sub) {
+  add_layer(parent, action, "mlp-tpsp", "MLP with tensor and sequence parallelism", true, [](CLI::App& sub) {
     const auto shape = std::make_shared<layers::MlpShape>(layers::MlpShape{1024, 256, 1024});
     add_size(sub, "--tokens", shape->tokens, "Of all ranks");
     add_size(sub, "--hidden", shape->hidden, "Width of a token");
     add_size(sub, "--inner", shape->inner, "Inner width, of all ranks: a multiple of --ranks");
     return [shape](LayerRun& run) {
-      if (shape->inner % run.ranks != 0) {
-        throw CLI::ValidationError(
-            "--inner", fmt::format("'{}' is not accepted; expected a multiple of the {} ranks", shape->inner,
-                                   run.ranks));
-      }
+      require_multiple("--inner", shape->inner, run.ranks);
       run.shape = fmt::format("tokens={} hidden={} inner={}", shape->tokens, shape->hidden, shape->inner);
-      run.make = [shape](Context& context, std::uint64_t seed) {
-        return layers::make_mlp_tpsp(context, *shape, seed);
+      run.make = [shape](Context& context, std::uint64_t seed, const BaselineOptions& baseline) {
+        return layers::make_mlp_tpsp(context, *shape, seed, baseline);
       };
     };
   });
-  add_layer(parent, action, "linear-dp", "Linear layer with a weight spread over data-parallel ranks",
+  add_layer(parent, action, "linear-dp", "Linear layer with a weight spread over data-parallel ranks", true,
             [](CLI::App& sub) {
               const auto shape = std::make_shared<layers::LinearShape>(layers::LinearShape{512, 512, 1024});
               add_size(sub, "--samples", shape->samples, "Of each rank");
@@ -246,24 +308,14 @@ void add_layer_run(CLI::App& parent, Action& action) {
               add_size(sub, "--out", shape->out, "Output features");
               return [shape](LayerRun& run) {
                 run.shape = fmt::format("samples={} in={} out={}", shape->samples, shape->in, shape->out);
-                run.make = [shape](Context& context, std::uint64_t seed) {
-                  return layers::make_linear_dp(context, *shape, seed);
+                run.make = [shape](Context& context, std::uint64_t seed, const BaselineOptions& baseline) {
+                  return layers::make_linear_dp(context, *shape, seed, baseline);
                 };
               };
             });
-  add_layer(parent, action, "attention-up", "Ulysses attention with its projections", [](CLI::App& sub) {
-    const auto shape = std::make_shared<layers::AttentionShape>(layers::AttentionShape{512, 8, 32});
-    add_size(sub, "--tokens", shape->tokens, "Of all ranks");
-    add_size(sub, "--heads", shape->heads, "Of all ranks");
-    add_size(sub, "--head-size", shape->head_size, "Columns of a head");
-    return [shape](LayerRun& run) {
-      run.shape =
-          fmt::format("tokens={} heads={} head-size={}", shape->tokens, shape->heads, shape->head_size);
-      run.make = [shape](Context& context, std::uint64_t seed) {
-        return layers::make_attention_up(context, *shape, seed);
-      };
-    };
-  });
+  add_attention(parent, action, "attention-tpsp",
+                "Attention with tensor and sequence parallelism, split by queries", true);
+  add_attention(parent, action, "attention-up", "Ulysses attention with its projections", false);
 }
 
 }  // namespace flashoverlap::cli

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/median.h"
+#include "format.h"
 #include "option_values.h"
 
 namespace flashoverlap::cli {
@@ -36,6 +38,18 @@ LinkModel matching_link(double bytes, double computation_us, std::int64_t ranks,
 std::string text_of(const LinkModel& link) {
   if (link.bandwidth_gbps == 0) return "not paced: copies in memory";
   return fmt::format("paced to {:.3g} GB/s and {:.3g} us per transfer", link.bandwidth_gbps, link.latency_us);
+}
+
+double exposed_us(const std::vector<double>& total_us, const std::vector<double>& alone_us) {
+  std::vector<double> differences;
+  for (std::size_t i = 0; i < total_us.size(); ++i) differences.push_back(total_us[i] - alone_us[i]);
+  return std::max(0.0, core::median(differences));
+}
+
+std::string text_of_exposed(double total_us, double exposed_us, double communication_us) {
+  const double share = communication_us > 0 ? exposed_us / communication_us : 0;
+  return fmt::format("{}, exposed communication {} ({:.1f} % of it)", text_of_us(total_us),
+                     text_of_us(exposed_us), 100 * share);
 }
 
 double slowest_us(Communicator& communicator, const std::function<void()>& call) {

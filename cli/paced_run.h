@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "flashoverlap/communicator.h"
 #include "flashoverlap/in_process.h"
@@ -24,6 +25,13 @@ LinkModel matching_link(double bytes, double computation_us, std::int64_t ranks,
 
 /// "paced to 1.2 GB/s and 10 us per transfer".
 std::string text_of(const LinkModel& link);
+
+/// What the first calls took longer than the second, pair by pair of one iteration, which see the same
+/// machine: the median difference, at least 0.
+double exposed_us(const std::vector<double>& total_us, const std::vector<double>& alone_us);
+
+/// "1.2 ms, exposed communication 0.1 ms (8.3 % of it)"
+std::string text_of_exposed(double total_us, double exposed_us, double communication_us);
 
 /// The slowest rank's time of one call. Collective.
 double slowest_us(Communicator& communicator, const std::function<void()>& call);

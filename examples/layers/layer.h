@@ -7,7 +7,8 @@
 #include <vector>
 
 /// Layers that are made of the library's operators: what the programs in examples/ and `flashoverlap run
-/// mlp-tpsp|linear-dp|attention-up` have in common. Each checks itself against the whole layer in float64.
+/// mlp-tpsp|linear-dp|attention-tpsp|attention-up` have in common. Each checks itself against the whole layer
+/// in float64.
 namespace flashoverlap::layers {
 
 using Values = std::vector<float>;
@@ -27,11 +28,16 @@ class Layer {
   /// Makes what is to be written unusable.
   virtual void poison() = 0;
 
-  /// How far a sample of this rank's output is from the whole layer in float64, as a share of the largest
-  /// value there. NaN where a value is missing.
-  [[nodiscard]] virtual double error() const = 0;
+  /// How far a sample of this rank's output of the last call, by this method, is from the whole layer in
+  /// float64, as a share of the largest value there. NaN where a value is missing.
+  [[nodiscard]] virtual double error(Method last) const = 0;
+  [[nodiscard]] double error() const { return error(Method::kOverlap); }
   /// What it may be: one rounding for each product in the longest chain of sums.
   [[nodiscard]] virtual double largest_error() const = 0;
+
+  /// Whether it was made with a slicing baseline: Method::kSliced. Rows (of tokens, or of a weight) are then
+  /// gathered in another order, so that a rank's output is that of other tokens.
+  [[nodiscard]] virtual bool has_sliced() const { return false; }
 
   /// Bytes that this rank sends in one call.
   [[nodiscard]] virtual double bytes_sent() const = 0;
@@ -45,7 +51,8 @@ struct MlpShape {
   std::int64_t hidden = 96;
   std::int64_t inner = 256;  ///< Of all ranks; a multiple of their number.
 };
-std::unique_ptr<Layer> make_mlp_tpsp(Context& context, const MlpShape& shape, std::uint64_t seed = 1);
+std::unique_ptr<Layer> make_mlp_tpsp(Context& context, const MlpShape& shape, std::uint64_t seed = 1,
+                                     const BaselineOptions& baseline = {});
 
 /// Data parallelism with a weight that is spread over the ranks. Forward: y = x · weight^T, where the others'
 /// rows of the weight arrive while the GEMM runs. Backward: dweight = sum over ranks of dy^T · x, of which
@@ -55,16 +62,27 @@ struct LinearShape {
   std::int64_t in = 80;
   std::int64_t out = 150;
 };
-std::unique_ptr<Layer> make_linear_dp(Context& context, const LinearShape& shape, std::uint64_t seed = 1);
+std::unique_ptr<Layer> make_linear_dp(Context& context, const LinearShape& shape, std::uint64_t seed = 1,
+                                      const BaselineOptions& baseline = {});
+
+struct AttentionShape {
+  std::int64_t tokens = 150;  ///< Of all ranks.
+  std::int64_t heads = 6;     ///< Of all ranks.
+  std::int64_t head_size = 16;
+};
+
+/// Attention with tensor and sequence parallelism, split by queries (arXiv 2604.24013). Tokens are gathered
+/// while the QKV projection of this rank's heads runs. Attention is computed for the queries of rank r + 1,
+/// then r + 2, …, the own ones last; the output projection of each run of queries follows at once and is sent
+/// to its owner, so that the reduce-scatter hides behind attention as well as behind the projection. Heads
+/// must be a multiple of the ranks: Error(kBadArgument).
+std::unique_ptr<Layer> make_attention_tpsp(Context& context, const AttentionShape& shape,
+                                           std::uint64_t seed = 1, const BaselineOptions& baseline = {});
 
 /// Ulysses attention (arXiv 2309.14509): by tokens outside, by heads inside. The QKV projection's columns go
 /// to the ranks of their heads while it runs; attention is this rank's heads', over all tokens; its output
-/// goes back to the ranks of the tokens while the output projection runs.
-struct AttentionShape {
-  std::int64_t tokens = 150;
-  std::int64_t heads = 6;  ///< Spread over the ranks, which need not have equally many.
-  std::int64_t head_size = 16;
-};
+/// goes back to the ranks of the tokens while the output projection runs. Ranks need not have equally many
+/// heads.
 std::unique_ptr<Layer> make_attention_up(Context& context, const AttentionShape& shape,
                                          std::uint64_t seed = 1);
 

@@ -1,3 +1,4 @@
+#include "gathered_rows.h"
 #include "values.h"
 
 namespace flashoverlap::layers {
@@ -14,23 +15,24 @@ Values transposed(const Values& matrix, std::int64_t rows, std::int64_t cols) {
 
 class LinearDp final : public Layer {
  public:
-  LinearDp(Context& context, const LinearShape& shape, std::uint64_t seed)
+  LinearDp(Context& context, const LinearShape& shape, std::uint64_t seed, const BaselineOptions& baseline)
       : shape_(shape),
         ranks_(context.communicator().size()),
         seed_(seed),
-        forward_(context, {.m = shape.samples, .n = shape.out, .k = shape.in}),
-        backward_(context, {.m = shape.out, .n = shape.in, .k = shape.samples}),
+        forward_(context, {.m = shape.samples, .n = shape.out, .k = shape.in}, {}, baseline),
+        backward_(context, {.m = shape.out, .n = shape.in, .k = shape.samples}, {}, baseline),
         x_(samples(context.communicator().rank())),
         x_transposed_(transposed(x_, shape.samples, shape.in)),
         dy_transposed_(transposed(gradients(context.communicator().rank()), shape.samples, shape.out)),
-        weight_(missing_values(shape.out * shape.in)),
+        weight_(random_values(shape.out, shape.in, seed, 0), shape.in, forward_.first_row(),
+                forward_.num_rows(),
+                order_in_slices(shape.out, ranks_, forward_.plan().grid.tile_n(), baseline.num_slices)),
         y_(missing_values(shape.samples * shape.out)),
-        dweight_(missing_values(backward_.output_rows() * shape.in)) {
-    poison();
-  }
+        dweight_(missing_values(backward_.output_rows() * shape.in)) {}
 
   void run(Method method, Mode mode, Timeline* timeline) override {
-    forward_.run(operands(x_, shape_.in, weight_, shape_.in, y_, shape_.out), method, mode, timeline);
+    forward_.run(operands(x_, shape_.in, weight_.of(method), shape_.in, y_, shape_.out), method, mode,
+                 timeline);
     backward_.run(
         operands(dy_transposed_, shape_.samples, x_transposed_, shape_.samples, dweight_, shape_.in), method,
         mode, timeline);
@@ -45,13 +47,13 @@ class LinearDp final : public Layer {
   void poison() override {
     make_missing(y_);
     make_missing(dweight_);
-    make_missing(weight_);  // all but this rank's rows
-    const Values whole = whole_weight();
-    const std::int64_t begin = forward_.first_row() * shape_.in;
-    std::copy_n(whole.begin() + begin, forward_.num_rows() * shape_.in, weight_.begin() + begin);
+    weight_.poison();
   }
 
-  [[nodiscard]] double error() const override { return std::max(forward_error(), backward_error()); }
+  [[nodiscard]] double error(Method last) const override {
+    return std::max(forward_error(last), backward_error());
+  }
+  [[nodiscard]] bool has_sliced() const override { return weight_.has_sliced(); }
   [[nodiscard]] double largest_error() const override {
     return kRounding * static_cast<double>(std::max(shape_.in, ranks_ * shape_.samples));
   }
@@ -63,12 +65,11 @@ class LinearDp final : public Layer {
   }
 
  private:
-  [[nodiscard]] double forward_error() const {
-    const Values whole = whole_weight();
+  [[nodiscard]] double forward_error(Method last) const {
     LargestError largest;
     for (std::int64_t i = 0; i < shape_.samples; i += sample_step(shape_.samples)) {
       for (std::int64_t j = 0; j < shape_.out; ++j)
-        largest.add(at(y_, shape_.out, i, j), dot(x_, i, whole, j, shape_.in));
+        largest.add(at(y_, shape_.out, i, j), dot(x_, i, weight_.whole(), weight_.row(last, j), shape_.in));
     }
     return largest.share();
   }
@@ -96,7 +97,6 @@ class LinearDp final : public Layer {
     return largest.share();
   }
 
-  [[nodiscard]] Values whole_weight() const { return random_values(shape_.out, shape_.in, seed_, 0); }
   [[nodiscard]] Values samples(int rank) const {
     return random_values(shape_.samples, shape_.in, seed_, 1 + 2 * static_cast<std::uint64_t>(rank));
   }
@@ -112,15 +112,16 @@ class LinearDp final : public Layer {
   Values x_;
   Values x_transposed_;
   Values dy_transposed_;
-  Values weight_;
+  GatheredRows weight_;
   Values y_;
   Values dweight_;
 };
 
 }  // namespace
 
-std::unique_ptr<Layer> make_linear_dp(Context& context, const LinearShape& shape, std::uint64_t seed) {
-  return std::make_unique<LinearDp>(context, shape, seed);
+std::unique_ptr<Layer> make_linear_dp(Context& context, const LinearShape& shape, std::uint64_t seed,
+                                      const BaselineOptions& baseline) {
+  return std::make_unique<LinearDp>(context, shape, seed, baseline);
 }
 
 }  // namespace flashoverlap::layers

@@ -86,6 +86,7 @@ TEST(SlicedCommand, SimulationShowsNoTailWhereCommunicationIsShort) {
 TEST(SlicedCommand, LayersAreCheckedAgainstTheirWholeSelves) {
   const std::string layers[] = {"mlp-tpsp --tokens 50 --hidden 24 --inner 30",
                                 "linear-dp --samples 20 --in 17 --out 31",
+                                "attention-tpsp --tokens 43 --heads 6 --head-size 5",
                                 "attention-up --tokens 40 --heads 5 --head-size 4"};
   for (const std::string& layer : layers) {
     for (const char* how : {" --ranks 3 --link-gbps 0", " --ranks 2 --link-latency-us 1", " --ranks 1"}) {
@@ -94,12 +95,20 @@ TEST(SlicedCommand, LayersAreCheckedAgainstTheirWholeSelves) {
       EXPECT_EQ(run.at("correct"), true) << run;
       EXPECT_EQ(run.at("equals_serial"), true) << run;
       EXPECT_GT(run.at("max_error"), 0) << run;
+      EXPECT_EQ(run.at("sliced_us").is_null(), layer.starts_with("attention-up")) << run;
       EXPECT_GE(run.at("exposed_share"), 0) << run;
     }
   }
-  const auto table = run_command(words_of("run attention-up --tokens 40 --ranks 3 --iterations 1"), {});
+  const auto slices = run_command(words_of("run attention-tpsp --tokens 40 --heads 2 --head-size 8 --ranks 2 "
+                                           "--iterations 1 --baseline-slices 3"),
+                                  {});
+  EXPECT_EQ(slices.exit_code, 0) << slices.err;
+  EXPECT_NE(slices.out.find("\n3 slices "), std::string::npos) << slices.out;
+  EXPECT_NE(slices.out.find("x over slices\n"), std::string::npos) << slices.out;
+  const auto table = run_command(
+      words_of("run attention-up --tokens 40 --heads 4 --head-size 8 --ranks 3 --iterations 1"), {});
   EXPECT_EQ(table.exit_code, 0) << table.err;
-  for (const char* part : {"attention-up  tokens=40 heads=8 head-size=32, 3 ranks", "exposed communication",
+  for (const char* part : {"attention-up  tokens=40 heads=4 head-size=8, 3 ranks", "exposed communication",
                            "correct on every rank", "same bits as serial"}) {
     EXPECT_NE(table.out.find(part), std::string::npos) << part << " in\n" << table.out;
   }
@@ -108,6 +117,9 @@ TEST(SlicedCommand, LayersAreCheckedAgainstTheirWholeSelves) {
 TEST(SlicedCommand, BadOptionsSayWhatIsExpected) {
   expect_refused("run mlp-tpsp --inner 10 --ranks 4",
                  "--inner: '10' is not accepted; expected a multiple of the 4 ranks");
+  expect_refused("run attention-tpsp --heads 6 --ranks 4",
+                 "--heads: '6' is not accepted; expected a multiple of the 4 ranks");
+  expect_refused("run attention-up --baseline-slices 2", "--baseline-slices: no such option");
   expect_refused("run --ranks 2 attention-up",
                  "--ranks: stands before attention-up; its options belong behind it");
   expect_refused("run all-to-all-gemm --slices 1,2 -k 5 --ranks 2", "slice sizes 1,2 sum to 3; expected 5");
