@@ -9,6 +9,7 @@
 
 #include "flashoverlap/in_process.h"
 #include "flashoverlap/machine_profile.h"
+#include "flashoverlap/slice_choice.h"
 #include "flashoverlap/tuner.h"
 #include "flashoverlap/tuning_cache.h"
 
@@ -61,10 +62,15 @@ class CallTuner {
     WarningSink warn;          ///< May be null.
     /// Hears of every choice, on the thread that asks; may be null.
     std::function<void(const TunedCall&)> on_choice;
+    /// The same for slices; hears nothing where the machine is not known.
+    std::function<void(const PartsChoice&)> on_parts;
   };
   explicit CallTuner(Options options);
 
   [[nodiscard]] TunedCall choose(const OpenCall& call) const;
+  /// How finely the slices of a call should travel, by simulation on the machine profile. Nothing without
+  /// one, or where it lacks what the plans need, which is warned of. Throws what request.plan throws.
+  [[nodiscard]] std::optional<PartsChoice> choose_parts(const PartsRequest& request) const;
   /// The cache key of a call.
   [[nodiscard]] TuningKey key_of(const OpenCall& call) const;
 

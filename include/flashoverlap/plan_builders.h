@@ -75,9 +75,9 @@ struct SliceOptions {
   /// Rows (or columns) of each rank's slice, >= 0; as many as ranks, and they sum to the axis' size. Empty:
   /// nearly equal, rank r has [r * size / W, (r + 1) * size / W).
   std::vector<std::int64_t> sizes = {};
-  /// Transfers that each slice is cut into, at tile boundaries, as far as it has so many tiles. 0: as few as
-  /// leave no tail where communication takes no longer than computation. Finer slices pay where it takes
-  /// longer.
+  /// Transfers that each slice is cut into, at tile boundaries, as far as it has so many tiles. Finer slices
+  /// pay where communication takes longer than computation. 0: as few as leave no tail where it takes no
+  /// longer; operators whose context has a tuner that knows the machine ask it (slice_choice.h).
   std::int64_t parts = 0;
   bool operator==(const SliceOptions&) const = default;
 };

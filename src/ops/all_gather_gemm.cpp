@@ -11,10 +11,11 @@ ops::PreparedPlans prepare_gather(Context& context, const GemmOptions& options, 
   ops::SlicedRecipe recipe{
       .operation = axis == SliceAxis::kRows ? "all-gather-gemm" : "sharded-weight-gemm",
       .slices = ops::to_text(slices),
+      .parts = slices.parts,
       .overlap =
-          [=](const PlanOptions& chosen) {
+          [=](const PlanOptions& chosen, std::int64_t parts) {
             ops::check_baseline(baseline);
-            return plan_all_gather_gemm(chosen, slices, axis);
+            return plan_all_gather_gemm(chosen, ops::in_parts(slices, parts), axis);
           },
       .serial =
           [=](const PlanOptions& chosen) { return plan_sliced_all_gather_gemm(chosen, slices, 1, axis); }};

@@ -88,7 +88,11 @@ GemmAllToAll::GemmAllToAll(Context& context, const GemmOptions& options, const H
   const ops::SlicedRecipe recipe{
       .operation = "gemm-all-to-all-heads",
       .slices = ops::to_text(slices),
-      .overlap = [&](const PlanOptions& chosen) { return plan_gemm_all_to_all(chosen, slices); },
+      .parts = slices.columns.parts,
+      .overlap =
+          [&](const PlanOptions& chosen, std::int64_t parts) {
+            return plan_gemm_all_to_all(chosen, ops::in_parts(slices, parts));
+          },
       .serial = [&](const PlanOptions& chosen) { return plan_serial_gemm_all_to_all(chosen, slices); }};
   state_->plans = ops::prepare_sliced(context, ops::plan_options(context, options), recipe);
   const std::vector<std::int64_t> begins =

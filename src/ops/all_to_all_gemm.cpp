@@ -10,7 +10,11 @@ AllToAllGemm::AllToAllGemm(Context& context, const GemmOptions& options, const H
   const ops::SlicedRecipe recipe{
       .operation = "all-to-all-gemm",
       .slices = ops::to_text(slices),
-      .overlap = [&](const PlanOptions& chosen) { return plan_all_to_all_gemm(chosen, slices); },
+      .parts = slices.columns.parts,
+      .overlap =
+          [&](const PlanOptions& chosen, std::int64_t parts) {
+            return plan_all_to_all_gemm(chosen, ops::in_parts(slices, parts));
+          },
       .serial = [&](const PlanOptions& chosen) { return plan_serial_all_to_all_gemm(chosen, slices); }};
   state_->plans = ops::prepare_sliced(context, ops::plan_options(context, options), recipe);
   const Communicator& ranks = context.communicator();

@@ -32,10 +32,11 @@ ops::PreparedPlans prepare_tail_free(Context& context, const GemmOptions& option
   ops::SlicedRecipe recipe{
       .operation = kOperation,
       .slices = ops::to_text(slices),
+      .parts = slices.parts,
       .overlap =
-          [=](const PlanOptions& chosen) {
+          [=](const PlanOptions& chosen, std::int64_t parts) {
             ops::check_baseline(baseline);
-            return plan_tail_free_reduce_scatter(chosen, slices);
+            return plan_tail_free_reduce_scatter(chosen, ops::in_parts(slices, parts));
           },
       .serial =
           [=](const PlanOptions& chosen) { return plan::plan_reduce_scatter_in_slices(chosen, slices, 1); }};

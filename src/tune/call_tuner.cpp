@@ -81,6 +81,23 @@ TunedCall CallTuner::choose(const OpenCall& call) const {
   return tuned;
 }
 
+std::optional<PartsChoice> CallTuner::choose_parts(const PartsRequest& request) const {
+  if (!options_.machine) return std::nullopt;
+  static_cast<void>(request.plan(0, 0));  // what does not hold is the caller's error, not the machine's
+  try {
+    PartsChoice choice = flashoverlap::choose_parts(request, *options_.machine);
+    if (options_.on_parts) options_.on_parts(choice);
+    return choice;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kBadArgument) throw;
+    if (options_.warn) {
+      options_.warn(
+          fmt::format("{}: parts of slices are not predicted: {}", request.operation, error.what()));
+    }
+    return std::nullopt;
+  }
+}
+
 TunedCall CallTuner::decide(const OpenCall& call) const {
   if (auto tuned = from_cache(call)) return *tuned;
   if (auto tuned = by_prediction(call)) return *tuned;
