@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from . import _arrays, _core
 from ._agreement import require_communicator
 from ._devices import HOST, hold, stream_of
-from ._options import ACTIVATIONS, Partition, Tile, carried_out, count, partition_list, slice_sizes, tile_list
+from ._options import (
+    ACTIVATIONS,
+    METHODS,
+    SLICED_METHODS,
+    Partition,
+    Tile,
+    carried_out,
+    count,
+    partition_list,
+    slice_sizes,
+    tile_list,
+)
 from .errors import ArgumentTypeError, BadArgumentError
 from .planning import Plan
 from .ranks import Communicator
@@ -37,6 +48,7 @@ class Shape:
     row_sizes: tuple[int, ...] = ()
     column_sizes: tuple[int, ...] = ()
     parts: int = 0
+    num_slices: int = 0
 
     def __str__(self) -> str:
         words = [self.operation]
@@ -52,8 +64,9 @@ class Shape:
             for name, sizes in (("rows", self.row_sizes), ("columns", self.column_sizes))
             if sizes
         ]
-        if self.parts:
-            words.append(f"parts={self.parts}")
+        words += [
+            f"{name}={value}" for name, value in (("parts", self.parts), ("num_slices", self.num_slices)) if value
+        ]
         words.append(f"tile={'x'.join(map(str, self.tile)) or 'auto'}")
         words.append(f"partition={','.join(map(str, self.partition)) or 'auto'}")
         return " ".join(words)
@@ -73,6 +86,7 @@ def shape_of(
     row_sizes: Sequence[int] = (),
     column_sizes: Sequence[int] = (),
     parts: int = 0,
+    num_slices: int = 0,
 ) -> Shape:
     """Checks what can be checked without the other ranks."""
     if rows not in ("contiguous", "block-cyclic"):
@@ -92,6 +106,7 @@ def shape_of(
         tuple(row_sizes),
         tuple(column_sizes),
         count(parts, "parts"),
+        count(num_slices, "num_slices"),
     )
 
 
@@ -255,6 +270,8 @@ def run(
 class GemmOperator:
     """What the classes for repeated calls have in common."""
 
+    _METHODS: Sequence[str] = METHODS
+
     def __init__(self, comm: Communicator, shape: Shape, destinations: Sequence[int] = ()) -> None:
         require_communicator(comm)
         self._shape = shape
@@ -274,6 +291,7 @@ class GemmOperator:
             row_sizes=list(shape.row_sizes),
             column_sizes=list(shape.column_sizes),
             parts=shape.parts,
+            num_slices=shape.num_slices,
         )
 
     @property
@@ -288,7 +306,7 @@ class GemmOperator:
 
     def plan(self, method: str = "auto") -> Plan:
         """What this rank carries out. An operator has one way to overlap, chosen when it was made."""
-        return Plan(self._core.plan_json(carried_out(method)))
+        return Plan(self._core.plan_json(carried_out(method, self._METHODS)))
 
     def __call__(
         self,
@@ -305,7 +323,7 @@ class GemmOperator:
 
         timeline: what ran where and when is added to it.
         """
-        how = carried_out(method)
+        how = carried_out(method, self._METHODS)
         applied = Epilogue.of(epilogue)
         inputs = view_inputs(a, b, applied, stream, self.comm, self._columns(), self._inner())
         self._require_problem(inputs)
@@ -339,6 +357,7 @@ class SlicedGemm(GemmOperator):
     """An operator whose rows travel in one slice per rank."""
 
     _OPERATION: str
+    _METHODS = SLICED_METHODS
 
     def __init__(
         self,
@@ -350,8 +369,12 @@ class SlicedGemm(GemmOperator):
         dtype: Any = "float32",
         rows: Sequence[int] | None = None,
         parts: int = 0,
+        num_slices: int = 0,
         tile: Tile = None,
     ) -> None:
         require_communicator(comm)
         sizes = slice_sizes(rows, "rows", comm.size)
-        super().__init__(comm, shape_of(self._OPERATION, m, n, k, dtype, tile=tile, row_sizes=sizes, parts=parts))
+        shape = shape_of(
+            self._OPERATION, m, n, k, dtype, tile=tile, row_sizes=sizes, parts=parts, num_slices=num_slices
+        )
+        super().__init__(comm, shape)

@@ -12,6 +12,7 @@ Tile = Sequence[int] | None
 
 ACTIVATIONS = ("none", "relu", "gelu", "silu")
 METHODS = ("auto", "overlap", "serial")
+SLICED_METHODS = (*METHODS, "sliced")  # Of classes that take num_slices.
 
 
 def integers(values: Any, name: str, expected: str) -> list[int]:
@@ -67,7 +68,7 @@ def share(total: int, parts: int, index: int) -> int:
 
 
 def carried_out(method: str, accepted: Sequence[str] = METHODS) -> str:
-    """How an operator carries a call out: "serial", or the way to overlap that it was made with: "overlap"."""
+    """How an operator carries a call out: "serial", "sliced", or the way that it was made with: "overlap"."""
     if method not in accepted:
         raise BadArgumentError(f"method is {method!r}; expected one of {', '.join(accepted)}")
-    return "serial" if method == "serial" else "overlap"
+    return method if method in ("serial", "sliced") else "overlap"

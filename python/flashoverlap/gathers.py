@@ -43,8 +43,17 @@ class _GatheringGemm(SlicedGemm):
     def _total(self) -> int:
         return self._shape.m if self._SPREAD == "a" else self._shape.n
 
-    def __call__(self, a: Any, b: Any, *, gathered: Any = None, stream: Any = None, **options: Any) -> Any:
+    def sliced_rows(self) -> list[int]:
+        """With method="sliced": for each row of ``gathered`` its row in the whole matrix."""
+        if not self._shape.num_slices:
+            raise BadArgumentError(f"{self!r} was made without a sliced baseline; expected num_slices >= 1")
+        return self._core.sliced_rows
+
+    def __call__(
+        self, a: Any, b: Any, *, method: str = "auto", gathered: Any = None, stream: Any = None, **options: Any
+    ) -> Any:
         """The spread matrix is given as this rank's slice. gathered: C-contiguous, gets all slices of it."""
+        how = carried_out(method, self._METHODS)
         mine = a if self._SPREAD == "a" else b
         whole_shape = [self._total(), self._shape.k]
         device = self.comm._device
@@ -55,9 +64,9 @@ class _GatheringGemm(SlicedGemm):
         whole_view = _arrays.view(whole, "gathered", ndim=2, writable=True, device=device)
         _arrays.require_dtype(whole_view, slice_view)
         _arrays.require_shape(whole_view, whole_shape, "[all rows, k]")
-        self._core.place_slice(slice_view, whole_view, handle)
+        self._core.place_slice(slice_view, whole_view, how, handle)
         matrices = (whole, b) if self._SPREAD == "a" else (a, whole)
-        out = super().__call__(*matrices, stream=stream if device == HOST else handle, **options)
+        out = super().__call__(*matrices, method=how, stream=stream if device == HOST else handle, **options)
         return _arrays.like_framework(out, a) if options.get("out") is None else out
 
 
@@ -66,6 +75,8 @@ class AllGatherGemm(_GatheringGemm):
 
     rows: of each rank's slice of a; they sum to m. None: rank r of W has [r·m/W, (r+1)·m/W), rounded down.
     parts: transfers of each slice, as far as it has so many tiles; 0: chosen.
+    num_slices: makes the slicing baseline ready too, for calls with method="sliced": one all-gather for each piece of
+    all ranks' slices, with the rows of gathered, residual and out in the order of ``sliced_rows()``.
     """
 
     _OPERATION = "all-gather-gemm"
@@ -76,6 +87,9 @@ class ShardedWeightGemm(_GatheringGemm):
 
     rows: of each rank's slice of b; they sum to n. None: rank r of W has [r·n/W, (r+1)·n/W), rounded down.
     parts: transfers of each slice, as far as it has so many tiles; 0: chosen.
+    num_slices: makes the slicing baseline ready too, for calls with method="sliced": one all-gather for each piece of
+    all ranks' slices, with the rows of gathered and the columns of out, residual and bias in the order of
+    ``sliced_rows()``.
     """
 
     _OPERATION = "sharded-weight-gemm"
@@ -138,8 +152,9 @@ class _Call:
         shape = replace(shape, m=m, n=n, row_sizes=sizes)
         (mine, whole, inputs, outputs), _ = agree(self.comm, self.operation, lambda: self.prepare(shape))
         operator: GemmOperator = operator_for(self.comm, shape, lambda: GemmOperator(self.comm, shape))
-        operator._core.place_slice(mine, whole, inputs.stream)
-        run(operator._core, inputs, outputs, self.epilogue, carried_out(self.method))
+        how = carried_out(self.method)
+        operator._core.place_slice(mine, whole, how, inputs.stream)
+        run(operator._core, inputs, outputs, self.epilogue, how)
         return _arrays.like_framework(outputs.out, self.a) if self.out is None else self.out
 
 

@@ -30,7 +30,7 @@ from ._gemm import (
     view_inputs,
     view_outputs,
 )
-from ._options import METHODS, Partition, Tile, carried_out, integers, share, slice_sizes
+from ._options import METHODS, SLICED_METHODS, Partition, Tile, carried_out, integers, share, slice_sizes
 from .errors import BadArgumentError
 from .ranks import Communicator
 
@@ -69,7 +69,13 @@ class GemmAllReduce(GemmOperator):
 
 
 class GemmReduceScatter(GemmOperator):
-    """``gemm_reduce_scatter`` for repeated calls of one shape. Making it is collective; ``method`` is chosen here."""
+    """``gemm_reduce_scatter`` for repeated calls of one shape. Making it is collective; ``method`` is chosen here.
+
+    num_slices: makes the slicing baseline ready too, for calls with method="sliced": so many groups of equally many
+    waves. It has contiguous rows.
+    """
+
+    _METHODS = SLICED_METHODS
 
     def __init__(
         self,
@@ -83,11 +89,24 @@ class GemmReduceScatter(GemmOperator):
         method: str = "auto",
         tile: Tile = None,
         partition: Partition = "auto",
+        num_slices: int = 0,
     ) -> None:
         operation = "gemm-reduce-scatter"
         carried_out(method, _SCATTER_METHODS)
-        overlap = _overlap_of(operation, method)
-        shape = shape_of(operation, m, n, k, dtype, tile=tile, partition=partition, rows=rows, overlap=overlap)
+        if num_slices and rows == "block-cyclic":
+            raise BadArgumentError(f"num_slices is {num_slices}, which needs rows='contiguous'; expected 0")
+        shape = shape_of(
+            operation,
+            m,
+            n,
+            k,
+            dtype,
+            tile=tile,
+            partition=partition,
+            rows=rows,
+            overlap=_overlap_of(operation, method),
+            num_slices=num_slices,
+        )
         super().__init__(comm, shape)
 
     def owned_rows(self) -> list[int]:
@@ -101,6 +120,7 @@ class GradientReduceScatter(SlicedGemm):
 
     rows: of each rank's slice of the gradient; they sum to m. None: rank r of W has [r·m/W, (r+1)·m/W), rounded down.
     parts: transfers of each slice, as far as it has so many tiles; 0: chosen.
+    num_slices: makes the slicing baseline ready too, for calls with method="sliced".
     """
 
     _OPERATION = "gradient-reduce-scatter"

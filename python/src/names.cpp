@@ -35,7 +35,8 @@ Method parse_method(std::string_view name) {
   return parse("method", name,
                std::array{std::pair(std::string_view("auto"), Method::kOverlap),
                           std::pair(std::string_view("overlap"), Method::kOverlap),
-                          std::pair(std::string_view("serial"), Method::kSerial)});
+                          std::pair(std::string_view("serial"), Method::kSerial),
+                          std::pair(std::string_view("sliced"), Method::kSliced)});
 }
 
 OverlapMethod parse_overlap(std::string_view name) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -23,12 +24,20 @@
 namespace flashoverlap::python {
 namespace {
 
+/// Where the slices of a matrix that is gathered lie in it.
+struct Gathered {
+  std::int64_t first_row = 0;  ///< Of this rank's slice.
+  /// By the sliced baseline: for each row of the matrix as it is gathered its row in the whole one. Empty: no
+  /// such baseline.
+  std::vector<std::int64_t> sliced;
+};
+
 /// Keeps the context for as long as the operator, which works in it.
 struct Operator {
   std::shared_ptr<GuardedContext> context;
   std::unique_ptr<GemmOperator> gemm;
   std::vector<std::int64_t> rows_from;  ///< All-to-all only.
-  std::int64_t first_row = 0;           ///< Of this rank's slice of a matrix that is gathered.
+  Gathered gathered;
 
   Operator(std::shared_ptr<GuardedContext> context_, std::unique_ptr<GemmOperator> gemm_)
       : context(std::move(context_)), gemm(std::move(gemm_)) {}
@@ -64,12 +73,14 @@ struct Special {
   std::vector<std::int32_t> destinations;
   SliceOptions slices;   ///< Rows of each rank, of the matrix that is spread over them.
   SliceOptions columns;  ///< Along heads.
+  BaselineOptions baseline;
 };
 
 void make_reduce_scatter(Operator& made, const GemmOptions& options, const Special& special) {
   Context& context = made.context->context;
   if (special.rows == RowOwnership::kContiguous) {
-    made.gemm = std::make_unique<GemmReduceScatter>(context, options, special.overlap);
+    made.gemm = std::make_unique<GemmReduceScatter>(context, options, special.overlap, SliceOptions{},
+                                                    special.baseline);
   } else {
     made.gemm = std::make_unique<GemmReduceScatter>(context, options, special.rows);
   }
@@ -77,8 +88,16 @@ void make_reduce_scatter(Operator& made, const GemmOptions& options, const Speci
 
 template <typename Gemm>
 void make_gathering(Operator& made, const GemmOptions& options, const Special& special) {
-  auto gemm = std::make_unique<Gemm>(made.context->context, options, special.slices);
-  made.first_row = gemm->first_row();
+  const Context& context = made.context->context;
+  auto gemm = std::make_unique<Gemm>(made.context->context, options, special.slices, special.baseline);
+  made.gathered.first_row = gemm->first_row();
+  if (special.baseline.num_slices > 0) {
+    constexpr bool kOfA = std::is_same_v<Gemm, AllGatherGemm>;
+    const TileGrid& grid = gemm->plan(Method::kSliced).grid;
+    made.gathered.sliced =
+        sliced_rows(special.slices, kOfA ? options.m : options.n, context.communicator().size(),
+                    kOfA ? grid.tile_m() : grid.tile_n(), special.baseline.num_slices);
+  }
   made.gemm = std::move(gemm);
 }
 
@@ -96,7 +115,8 @@ void make_in_context(Operator& made, std::string_view name, const GemmOptions& o
   } else if (name == "gemm-reduce-scatter") {
     make_reduce_scatter(made, options, special);
   } else if (name == "gradient-reduce-scatter") {
-    made.gemm = std::make_unique<GradientReduceScatter>(made.context->context, options, special.slices);
+    made.gemm = std::make_unique<GradientReduceScatter>(made.context->context, options, special.slices,
+                                                        special.baseline);
   } else if (name == "gemm-all-to-all") {
     make_all_to_all(made, options, special.destinations);
   } else if (name == "gemm-all-to-all-heads") {
@@ -178,34 +198,65 @@ void run(Operator& self, const Array& a, const Array& b, const Array& out, const
   self.gemm->run(operands, parse_method(method), Mode::kRun, timeline);
 }
 
+/// Rows of this rank's slice that lie together in the whole matrix.
+struct Run {
+  std::int64_t from = 0;
+  std::int64_t to = 0;
+  std::int64_t rows = 0;
+};
+
+std::vector<Run> runs_of_slice(const Gathered& gathered, std::int64_t rows, Method method) {
+  if (method != Method::kSliced) return {{.from = 0, .to = gathered.first_row, .rows = rows}};
+  std::vector<Run> runs;
+  for (std::int64_t to = 0; to < std::ssize(gathered.sliced); ++to) {
+    const std::int64_t from = gathered.sliced[static_cast<std::size_t>(to)] - gathered.first_row;
+    if (from < 0 || from >= rows) continue;
+    if (!runs.empty() && runs.back().to + runs.back().rows == to &&
+        runs.back().from + runs.back().rows == from) {
+      ++runs.back().rows;
+    } else {
+      runs.push_back({.from = from, .to = to, .rows = 1});
+    }
+  }
+  return runs;
+}
+
+void copy_rows(const DeviceRows& rows, int device, std::uintptr_t stream) {
+  if (rows.rows == 0 || rows.row_bytes == 0 || rows.from == rows.to) return;
+  if (device >= 0) {
+    copy_on_gpu(device, rows, reinterpret_cast<void*>(stream));
+    return;
+  }
+  for (std::size_t row = 0; row < rows.rows; ++row) {
+    std::memmove(rows.to + row * rows.to_stride, rows.from + row * rows.from_stride, rows.row_bytes);
+  }
+}
+
 /// Puts this rank's rows of a matrix that is gathered into their place in the whole matrix, which is dense.
-void place_slice(const Operator& self, const Array& slice, const Array& whole, std::uintptr_t stream) {
+void place_slice(const Operator& self, const Array& slice, const Array& whole, const std::string& method,
+                 std::uintptr_t stream) {
   const nb::gil_scoped_release release;
   const int device = self.context->device;
   require_device(&slice, device);
   require_device(&whole, device);
   if (!whole.is_dense() || !whole.writable || slice.dtype != whole.dtype || slice.shape.size() != 2 ||
       whole.shape.size() != 2 || slice.shape[1] != whole.shape[1] ||
-      self.first_row + slice.shape[0] > whole.shape[0]) {
+      self.gathered.first_row + slice.shape[0] > whole.shape[0]) {
     core::fail(ErrorKind::kBadArgument, "{} does not fit into {} from row {} on", slice.description(),
-               whole.description(), self.first_row);
+               whole.description(), self.gathered.first_row);
   }
   const RowMajorInput input(&slice);
   const std::int64_t element = size_of(slice.dtype);
-  const auto row_bytes = static_cast<std::size_t>(slice.shape[1] * element);
-  const DeviceRows rows{.from = static_cast<const std::byte*>(input.data()),
-                        .from_stride = static_cast<std::size_t>(input.row_stride() * element),
-                        .to = whole.data + self.first_row * whole.shape[1] * element,
-                        .to_stride = row_bytes,
-                        .row_bytes = row_bytes,
-                        .rows = static_cast<std::size_t>(slice.shape[0])};
-  if (rows.rows == 0 || row_bytes == 0 || rows.from == rows.to) return;
-  if (device >= 0) {
-    copy_on_gpu(device, rows, reinterpret_cast<void*>(stream));
-    return;
-  }
-  for (std::size_t row = 0; row < rows.rows; ++row) {
-    std::memmove(rows.to + row * rows.to_stride, rows.from + row * rows.from_stride, row_bytes);
+  const std::int64_t stride = input.row_stride() * element;
+  const std::int64_t row_bytes = slice.shape[1] * element;
+  for (const Run& run : runs_of_slice(self.gathered, slice.shape[0], parse_method(method))) {
+    copy_rows({.from = static_cast<const std::byte*>(input.data()) + run.from * stride,
+               .from_stride = static_cast<std::size_t>(stride),
+               .to = whole.data + run.to * row_bytes,
+               .to_stride = static_cast<std::size_t>(row_bytes),
+               .row_bytes = static_cast<std::size_t>(row_bytes),
+               .rows = static_cast<std::size_t>(run.rows)},
+              device, stream);
   }
 }
 
@@ -225,7 +276,9 @@ void bind_operators(nb::module_& module) {
           nb::arg("method"))
       .def_prop_ro("output_rows", [](const Operator& self) { return self.gemm->output_rows(); })
       .def_prop_ro("output_columns", [](const Operator& self) { return self.gemm->plan().output_cols; })
-      .def("place_slice", place_slice, nb::arg("slice"), nb::arg("whole"), nb::arg("stream"))
+      .def("place_slice", place_slice, nb::arg("slice"), nb::arg("whole"), nb::arg("method"),
+           nb::arg("stream"))
+      .def_prop_ro("sliced_rows", [](const Operator& self) { return self.gathered.sliced; })
       .def_ro("rows_from", &Operator::rows_from);
   module.def(
       "make_operator",
@@ -233,17 +286,18 @@ void bind_operators(nb::module_& module) {
          std::int64_t n, std::int64_t k, const std::string& dtype, const std::vector<std::int64_t>& tile,
          const std::vector<std::int64_t>& partition, const std::string& rows, const std::string& overlap,
          const std::vector<std::int32_t>& destinations, const std::vector<std::int64_t>& row_sizes,
-         const std::vector<std::int64_t>& column_sizes, std::int64_t parts) {
+         const std::vector<std::int64_t>& column_sizes, std::int64_t parts, std::int64_t num_slices) {
         return make_gemm(context, name, gemm_options(m, n, k, dtype, tile, partition),
                          {.rows = parse_rows(rows),
                           .overlap = parse_overlap(overlap),
                           .destinations = destinations,
                           .slices = {.sizes = row_sizes, .parts = parts},
-                          .columns = {.sizes = column_sizes, .parts = parts}});
+                          .columns = {.sizes = column_sizes, .parts = parts},
+                          .baseline = {.num_slices = num_slices}});
       },
       nb::arg("context"), nb::arg("name"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("dtype"),
       nb::arg("tile"), nb::arg("partition"), nb::arg("rows"), nb::arg("overlap"), nb::arg("destinations"),
-      nb::arg("row_sizes"), nb::arg("column_sizes"), nb::arg("parts"));
+      nb::arg("row_sizes"), nb::arg("column_sizes"), nb::arg("parts"), nb::arg("num_slices"));
   module.def(
       "owned_rows",
       [](std::int64_t m, std::int64_t tile_m, std::int32_t world_size, std::int32_t rank,

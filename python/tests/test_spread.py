@@ -193,6 +193,82 @@ def test_rows_come_back_from_their_heads(columns, data, n, tile, even, parts):
     fo.run_ranks(ranks, on_rank, poison_workspace=True)
 
 
+@given(rows=counts, other=sizes, k=st.integers(1, 40), tile=tiles, num_slices=st.integers(1, 5))
+def test_the_sliced_baseline_gathers_piece_after_piece(rows, other, k, tile, num_slices):
+    """What it gathers lies in the order of arrival, and so do the rows (weight: columns) of the output."""
+    ranks, spread = len(rows), sum(rows)
+    slices = [d1_a(rank, count, k) for rank, count in enumerate(rows)]
+    whole = np.concatenate(slices)
+    made = {"k": k, "rows": rows, "tile": tile, "num_slices": num_slices}
+
+    def on_rank(comm):
+        mine, factor = slices[comm.rank], d1_b(comm.rank, other, k)
+        gather = fo.AllGatherGemm(comm, m=spread, n=other, **made)
+        order = gather.sliced_rows()
+        assert sorted(order) == list(range(spread))
+        gathered, bias, residual = poisoned((spread, k)), np.arange(other, dtype=np.float32), d1_a(9, spread, other)
+        out = gather(mine, factor, method="sliced", gathered=gathered, bias=bias, residual=residual[order])
+        np.testing.assert_array_equal(gathered, whole[order])
+        expected = exact(whole, factor) + bias.astype(np.int64) + residual.astype(np.int64)
+        np.testing.assert_array_equal(out, expected[order])
+        np.testing.assert_array_equal(gather(mine, factor, bias=bias, residual=residual), expected)
+
+        weight = fo.ShardedWeightGemm(comm, m=other, n=spread, **made)
+        order, bias = weight.sliced_rows(), np.arange(spread, dtype=np.float32)
+        gathered = poisoned((spread, k))
+        out = weight(factor, mine, method="sliced", gathered=gathered, bias=bias[order])
+        np.testing.assert_array_equal(gathered, whole[order])
+        np.testing.assert_array_equal(out, (exact(factor, whole) + bias.astype(np.int64))[:, order])
+        if num_slices > 1 and sum(map(bool, rows)) > 1 and k:
+            assert len(weight.plan("sliced").to_dict()["transfers"]) == num_slices * (ranks > 1)
+
+    fo.run_ranks(ranks, on_rank, poison_workspace=True)
+
+
+@given(ranks=st.integers(1, 4), m=sizes, n=sizes, k=st.integers(0, 40), tile=tiles, num_slices=st.integers(1, 5))
+def test_the_sliced_baseline_scatters_group_after_group(ranks, m, n, k, tile, num_slices):
+    whole = d1_sum(ranks, m, n, k)
+
+    def on_rank(comm):
+        mine = slice(comm.rank * m // ranks, (comm.rank + 1) * m // ranks)
+        a, b = d1_a(comm.rank, m, k), d1_b(comm.rank, n, k)
+        shape = {"m": m, "n": n, "k": k, "tile": tile, "num_slices": num_slices}
+        for operator in (
+            fo.GradientReduceScatter(comm, **shape),
+            fo.GemmReduceScatter(comm, **shape),
+            fo.GemmReduceScatter(comm, method="signal", **shape),
+        ):
+            out = poisoned((mine.stop - mine.start, n))
+            assert operator(a, b, method="sliced", out=out) is out
+            np.testing.assert_array_equal(out, whole[mine])
+            assert len(operator.plan("sliced").to_dict()["groups"]) <= num_slices
+            np.testing.assert_array_equal(operator(a, b), out)
+
+    fo.run_ranks(ranks, on_rank, poison_workspace=True)
+
+
+def test_there_is_a_sliced_baseline_only_where_it_was_asked_for():
+    def on_rank(comm):
+        gather = fo.AllGatherGemm(comm, m=8, n=6, k=8)
+        for call in (lambda: gather(A, B, method="sliced"), lambda: gather.plan("sliced"), gather.sliced_rows):
+            with pytest.raises(ValueError, match=r"was made without a sliced baseline; expected num_slices >= 1"):
+                call()
+        for make in (fo.AllGatherGemm, fo.ShardedWeightGemm, fo.GradientReduceScatter, fo.GemmReduceScatter):
+            with pytest.raises(ValueError, match="num_slices is -1; expected an integer >= 0"):
+                make(comm, m=8, n=6, k=8, num_slices=-1)
+            with pytest.raises(ValueError, match="num_slices is 100000; it must be at most 65536"):
+                make(comm, m=8, n=6, k=8, num_slices=100000)
+        with pytest.raises(ValueError, match="num_slices is 2, which needs rows='contiguous'; expected 0"):
+            fo.GemmReduceScatter(comm, m=8, n=6, k=8, rows="block-cyclic", num_slices=2)
+        with pytest.raises(ValueError, match="ranks disagree: rank 0 has sharded-weight-gemm m=4 n=8 k=8"):
+            fo.ShardedWeightGemm(comm, m=4, n=8, k=8, num_slices=2 + comm.rank)
+        with pytest.raises(ValueError, match="method is 'sliced'; expected one of auto, overlap, serial"):
+            fo.AllToAllGemm(comm, m=8, n=6, k=8)(A[:, :4].copy(), B, method="sliced")
+        return gather(A, B).shape
+
+    assert fo.run_ranks(2, on_rank) == [(8, 6), (8, 6)]
+
+
 def test_there_and_back_again():
     """Tokens to heads, and heads to tokens: what attention with nothing in it gives."""
 
