@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _arrays, _core
+from ._problem import GROUPS, SLICES, operation_name, problem_of
 from .errors import BadArgumentError
 
 Timeline = _core.Timeline
@@ -117,7 +118,7 @@ class MachineProfile:
         """How long one transfer of each size (bytes of a rank's whole buffer) takes."""
         return _core.curve_points(
             self._json,
-            _operation(operation),
+            operation_name(operation),
             world_size,
             units,
             _arrays.dtype_name(dtype),
@@ -126,7 +127,7 @@ class MachineProfile:
 
     def communication_units(self, operation: str, world_size: int) -> list[int]:
         """Numbers of communication units for which there are measured curves; [0]: none."""
-        return _core.communication_unit_choices(self._json, _operation(operation), world_size)
+        return _core.communication_unit_choices(self._json, operation_name(operation), world_size)
 
     def plot(self, operation: str, world_size: int, axes: Any = None) -> Any:
         from .plotting import plot_bandwidth
@@ -179,60 +180,17 @@ def cpu_name() -> str:
     return f"{model}, {cpu_count()} cores"
 
 
-def _operation(name: str) -> str:
-    return str(name).replace("_", "-")
-
-
-def _problem(
-    operation: str,
-    *,
-    n: int,
-    k: int,
-    m: int = 0,
-    world_size: int = 0,
-    dtype: Any = "float32",
-    rows: str = "contiguous",
-    destinations: Sequence[Sequence[int]] | None = None,
-    tile: Any = None,
-    partition: Any = "auto",
-    units: int = 0,
-) -> _core.Problem:
-    from ._gemm import shape_of
-
-    operation = _operation(operation)
-    if operation not in ("gemm-all-reduce", "gemm-reduce-scatter", "gemm-all-to-all"):
-        raise BadArgumentError(
-            f"operation is {operation!r}; expected gemm-all-reduce, gemm-reduce-scatter or gemm-all-to-all"
-        )
-    if (operation == "gemm-all-to-all") != (destinations is not None):
-        raise BadArgumentError("destinations: one list per rank for gemm-all-to-all, and for nothing else")
-    shape = shape_of(operation, m, n, k, dtype, tile=tile, partition=partition, rows=rows)
-    lists = [[int(rank) for rank in row] for row in destinations or []]
-    if world_size < 0 or units < 0:
-        raise BadArgumentError(f"world_size is {world_size} and units is {units}; expected numbers >= 0 (0: chosen)")
-    return _core.Problem(
-        operation,
-        shape.m,
-        shape.n,
-        shape.k,
-        world_size or len(lists) or 2,
-        shape.dtype,
-        rows,
-        list(shape.tile),
-        list(shape.partition),
-        lists,
-        int(units),
-    )
-
-
 def plan(operation: str, **problem: Any) -> list[Plan]:
     """The plans of all ranks, verified together, as the operators make them; nothing is computed.
 
-    operation: "gemm_all_reduce", "gemm_reduce_scatter" or "gemm_all_to_all".
-    problem: m, n, k; world_size=2; dtype="float32"; rows="contiguous"; destinations (all-to-all: one list per rank);
-    tile=None; partition="auto"; units=0 (compute units of a rank; 0: this machine's).
+    operation: that of a function: "gemm_all_reduce", "gemm_reduce_scatter", "gemm_all_to_all", "all_gather_gemm",
+    "sharded_weight_gemm", "gradient_reduce_scatter", "gemm_all_to_all_heads", "all_to_all_gemm".
+    problem: m, n, k as the operator's class has them; world_size=2; dtype="float32"; tile=None; units=0 (compute units
+    of a rank; 0: this machine's); method="auto", also "serial", and of the class "sliced", "signal", "tail-free".
+    Wave groups: partition="auto"; rows="contiguous" (reduce-scatter); destinations (all-to-all: one list per rank).
+    Slices: rows and columns (heads) of each rank; parts=0; num_slices=0.
     """
-    return [Plan(text) for text in _core.make_plans(_problem(operation, **problem))]
+    return [Plan(text) for text in _core.make_plans(problem_of(operation, whole=True, **problem))]
 
 
 def verify(plans: Sequence[Plan]) -> str:
@@ -291,9 +249,16 @@ class Tuning:
 def tune(operation: str, *, machine: Any, **problem: Any) -> Tuning:
     """Searches tile, units and partition together, by prediction (docs/tuning.md). Arguments: see ``plan``.
 
+    For operators with wave groups; for those with slices see ``choose_parts``.
     machine: a MachineProfile, a dict of one, a file, or the name of one that ships. units=0: the machine's.
     """
-    found = _core.tune(_problem(operation, **problem), _profile(machine)._json)
+    asked = problem_of(operation, **problem)
+    if asked.operation not in GROUPS or asked.method == "tail-free":
+        raise BadArgumentError(
+            f"{asked.operation} travels in slices, of which there is no closed form: there are choose_parts and "
+            f"simulate; expected {', '.join(GROUPS)} by wave groups"
+        )
+    found = _core.tune(asked, _profile(machine)._json)
     return Tuning(
         Choice(**found["best"]),
         Choice(**found["serial"]),
@@ -303,6 +268,34 @@ def tune(operation: str, *, machine: Any, **problem: Any) -> Tuning:
     )
 
 
+@dataclass(frozen=True)
+class PartsChoice:
+    """How finely slices should travel. candidates: each number of parts that was simulated, with its time in us."""
+
+    parts: int
+    candidates: list[tuple[int, float]]
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def choose_parts(operation: str, *, machine: Any, **problem: Any) -> PartsChoice:
+    """The ``parts`` with which an operator with slices is quickest on ``machine``, simulated (docs/tail-free.md).
+
+    Arguments: see ``tune``; "gemm_reduce_scatter" with method="tail-free". parts=0 among the candidates: as few as
+    leave no tail where communication takes no longer than computation. ``Communicator.use_tuner`` does the same for
+    operators whose parts are left open.
+    """
+    asked = problem_of(operation, **problem)
+    if asked.operation in GROUPS and asked.method != "tail-free":
+        raise BadArgumentError(f"{asked.operation} has wave groups, not slices; expected one of {', '.join(SLICES)}")
+    return PartsChoice(**_core.choose_parts(asked, _profile(machine)._json))
+
+
 def predict(operation: str, *, machine: Any, **problem: Any) -> Choice:
     """What a call takes on ``machine``, by the closed form. With partition="auto": the tuner's best."""
     return tune(operation, machine=machine, **problem).best
@@ -310,11 +303,16 @@ def predict(operation: str, *, machine: Any, **problem: Any) -> Choice:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated call. ``serial_us`` is the same call without overlap, simulated too."""
+    """A simulated call. ``serial_us`` is the same call without overlap, simulated too.
+
+    choice: of the tuner, for operators with wave groups; None for those with slices. sliced_us: those with slices, by
+    their baseline in ``num_slices`` slices, where that was asked for.
+    """
 
     total_us: float
     serial_us: float
-    choice: Choice
+    sliced_us: float | None
+    choice: Choice | None
     ranks: list[dict[str, Any]] = field(repr=False)
     critical_path: list[str] = field(repr=False)
     num_events: int
@@ -324,12 +322,19 @@ class Simulation:
     def speedup(self) -> float:
         return self.serial_us / self.total_us if self.total_us > 0 else 1.0
 
+    @property
+    def exposed_us(self) -> float:
+        """What communication adds on the rank where it adds most."""
+        return float(max(rank["exposed_communication_us"] for rank in self.ranks))
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "total_us": self.total_us,
             "serial_us": self.serial_us,
+            "sliced_us": self.sliced_us,
             "speedup": self.speedup,
-            "choice": self.choice.to_dict(),
+            "exposed_us": self.exposed_us,
+            "choice": self.choice.to_dict() if self.choice else None,
             "ranks": self.ranks,
             "critical_path": self.critical_path,
             "num_events": self.num_events,
@@ -344,7 +349,8 @@ class Simulation:
     def __str__(self) -> str:
         lines = [
             f"{self.total_us:.1f} us simulated, {self.serial_us:.1f} us without overlap: {self.speedup:.3f}x",
-            f"predicted: {self.choice}",
+            *([f"predicted: {self.choice}"] if self.choice else [f"{self.exposed_us:.1f} us of communication exposed"]),
+            *([f"{self.sliced_us:.1f} us by the baseline in slices"] if self.sliced_us is not None else []),
             "What the time consists of, the end first:",
             *(f"  {link}" for link in self.critical_path),
         ]
@@ -361,27 +367,31 @@ def simulate(
     timeline_ranks: int = 2,
     **problem: Any,
 ) -> Simulation:
-    """Runs the plans of all ranks on a machine that need not be there, event by event. Arguments: see ``tune``.
+    """Runs the plans of all ranks on a machine that need not be there, event by event. Arguments: see ``plan``.
 
+    machine: see ``tune``, which chooses what wave groups leave open. Of operators with slices the tile is the machine's
+    first of this dtype; "gemm_reduce_scatter" is one with method="tail-free". num_slices: simulates that baseline too.
     jitter: relative standard deviation of tile and transfer times. slow_ranks: rank to the factor that its tiles take
     longer. timeline_ranks: how many ranks go into the timeline.
     """
     if seed < 0:
         raise BadArgumentError(f"seed is {seed}; expected an integer >= 0")
-    overlap, serial, choice, timeline = _core.simulate(
-        _problem(operation, **problem),
+    found = _core.simulate(
+        problem_of(operation, **problem),
         _profile(machine)._json,
         float(jitter),
         seed,
         [(int(rank), float(factor)) for rank, factor in (slow_ranks or {}).items()],
         timeline_ranks,
     )
+    overlap, choice = found["overlap"], found["choice"]
     return Simulation(
         overlap["total_us"],
-        serial["total_us"],
-        Choice(**choice),
+        found["serial_us"],
+        found["sliced_us"],
+        None if choice is None else Choice(**choice),
         overlap["ranks"],
         overlap["critical_path"],
         overlap["num_events"],
-        timeline,
+        found["timeline"],
     )

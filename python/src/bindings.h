@@ -15,5 +15,7 @@ void bind_context(nb::module_& module);
 void bind_operators(nb::module_& module);
 void bind_moe(nb::module_& module);
 void bind_planning(nb::module_& module);
+void bind_pricing(nb::module_& module);
+void bind_timeline(nb::module_& module);
 
 }  // namespace flashoverlap::python

@@ -9,7 +9,9 @@ NB_MODULE(_core, module) {
   python::bind_array(module);
   python::bind_communicator(module);
   python::bind_process_group(module);
-  python::bind_planning(module);  // Timeline, which operators name
+  python::bind_timeline(module);  // which operators name
+  python::bind_planning(module);
+  python::bind_pricing(module);
   python::bind_context(module);
   python::bind_operators(module);
   python::bind_moe(module);

@@ -6,10 +6,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -20,126 +17,33 @@
 #include "flashoverlap/operators.h"
 #include "gpu.h"
 #include "names.h"
+#include "operator_factory.h"
 
 namespace flashoverlap::python {
 namespace {
 
-/// Where the slices of a matrix that is gathered lie in it.
-struct Gathered {
-  std::int64_t first_row = 0;  ///< Of this rank's slice.
-  /// By the sliced baseline: for each row of the matrix as it is gathered its row in the whole one. Empty: no
-  /// such baseline.
-  std::vector<std::int64_t> sliced;
-};
-
 /// Keeps the context for as long as the operator, which works in it.
 struct Operator {
   std::shared_ptr<GuardedContext> context;
-  std::unique_ptr<GemmOperator> gemm;
-  std::vector<std::int64_t> rows_from;  ///< All-to-all only.
-  Gathered gathered;
+  MadeOperator made;
 
-  Operator(std::shared_ptr<GuardedContext> context_, std::unique_ptr<GemmOperator> gemm_)
-      : context(std::move(context_)), gemm(std::move(gemm_)) {}
+  explicit Operator(std::shared_ptr<GuardedContext> context_) : context(std::move(context_)) {}
   Operator(const Operator&) = delete;
   Operator& operator=(const Operator&) = delete;
   ~Operator() {
     const nb::gil_scoped_release release;
-    gemm.reset();
+    made.gemm.reset();
     context.reset();
   }
 };
 
-GemmOptions gemm_options(std::int64_t m, std::int64_t n, std::int64_t k, const std::string& dtype,
-                         const std::vector<std::int64_t>& tile, const std::vector<std::int64_t>& partition) {
-  GemmOptions options;
-  options.m = m;
-  options.n = n;
-  options.k = k;
-  options.dtype = parse_dtype(dtype);
-  if (tile.size() >= 2) {
-    options.tile_m = tile[0];
-    options.tile_n = tile[1];
-  }
-  if (tile.size() >= 3) options.swizzle = tile[2];
-  options.partition = partition;
-  return options;
-}
-
-/// What only some operators have.
-struct Special {
-  RowOwnership rows = RowOwnership::kContiguous;
-  OverlapMethod overlap = OverlapMethod::kSignal;
-  std::vector<std::int32_t> destinations;
-  SliceOptions slices;   ///< Rows of each rank, of the matrix that is spread over them.
-  SliceOptions columns;  ///< Along heads.
-  BaselineOptions baseline;
-};
-
-void make_reduce_scatter(Operator& made, const GemmOptions& options, const Special& special) {
-  Context& context = made.context->context;
-  if (special.rows == RowOwnership::kContiguous) {
-    made.gemm = std::make_unique<GemmReduceScatter>(context, options, special.overlap, SliceOptions{},
-                                                    special.baseline);
-  } else {
-    made.gemm = std::make_unique<GemmReduceScatter>(context, options, special.rows);
-  }
-}
-
-template <typename Gemm>
-void make_gathering(Operator& made, const GemmOptions& options, const Special& special) {
-  const Context& context = made.context->context;
-  auto gemm = std::make_unique<Gemm>(made.context->context, options, special.slices, special.baseline);
-  made.gathered.first_row = gemm->first_row();
-  if (special.baseline.num_slices > 0) {
-    constexpr bool kOfA = std::is_same_v<Gemm, AllGatherGemm>;
-    const TileGrid& grid = gemm->plan(Method::kSliced).grid;
-    made.gathered.sliced =
-        sliced_rows(special.slices, kOfA ? options.m : options.n, context.communicator().size(),
-                    kOfA ? grid.tile_m() : grid.tile_n(), special.baseline.num_slices);
-  }
-  made.gemm = std::move(gemm);
-}
-
-template <typename Routing>
-void make_all_to_all(Operator& made, const GemmOptions& options, const Routing& routing) {
-  auto gemm = std::make_unique<GemmAllToAll>(made.context->context, options, routing);
-  made.rows_from = gemm->rows_from();
-  made.gemm = std::move(gemm);
-}
-
-void make_in_context(Operator& made, std::string_view name, const GemmOptions& options,
-                     const Special& special) {
-  if (name == "gemm-all-reduce") {
-    made.gemm = std::make_unique<GemmAllReduce>(made.context->context, options);
-  } else if (name == "gemm-reduce-scatter") {
-    make_reduce_scatter(made, options, special);
-  } else if (name == "gradient-reduce-scatter") {
-    made.gemm = std::make_unique<GradientReduceScatter>(made.context->context, options, special.slices,
-                                                        special.baseline);
-  } else if (name == "gemm-all-to-all") {
-    make_all_to_all(made, options, special.destinations);
-  } else if (name == "gemm-all-to-all-heads") {
-    make_all_to_all(made, options, HeadSlices{.rows = special.slices, .columns = special.columns});
-  } else if (name == "all-to-all-gemm") {
-    made.gemm = std::make_unique<AllToAllGemm>(
-        made.context->context, options, HeadSlices{.rows = special.slices, .columns = special.columns});
-  } else if (name == "all-gather-gemm") {
-    make_gathering<AllGatherGemm>(made, options, special);
-  } else if (name == "sharded-weight-gemm") {
-    make_gathering<ShardedWeightGemm>(made, options, special);
-  } else {
-    core::fail(ErrorKind::kInternal, "operator '{}' is not known", name);
-  }
-}
-
 std::unique_ptr<Operator> make_gemm(const std::shared_ptr<GuardedContext>& context, const std::string& name,
-                                    const GemmOptions& options, const Special& special) {
-  auto made = std::make_unique<Operator>(context, nullptr);
+                                    const GemmOptions& options, const OperatorOptions& special) {
+  auto op = std::make_unique<Operator>(context);
   const nb::gil_scoped_release release;
   const auto lock = context->enter();
-  make_in_context(*made, name, options, special);
-  return made;
+  op->made = make_gemm_operator(context->context, name, options, special);
+  return op;
 }
 
 /// The optional arrays of an epilogue, row-major.
@@ -195,7 +99,7 @@ void run(Operator& self, const Array& a, const Array& b, const Array& out, const
                        .residual_out_ld = residual_out == nullptr ? 0 : residual_out->row_stride(),
                        .rms_norm_weight = inputs.rms_norm_weight.data(),
                        .rms_norm_eps = static_cast<float>(rms_norm_eps)};
-  self.gemm->run(operands, parse_method(method), Mode::kRun, timeline);
+  self.made.gemm->run(operands, parse_method(method), Mode::kRun, timeline);
 }
 
 /// Rows of this rank's slice that lie together in the whole matrix.
@@ -241,15 +145,15 @@ void place_slice(const Operator& self, const Array& slice, const Array& whole, c
   require_device(&whole, device);
   if (!whole.is_dense() || !whole.writable || slice.dtype != whole.dtype || slice.shape.size() != 2 ||
       whole.shape.size() != 2 || slice.shape[1] != whole.shape[1] ||
-      self.gathered.first_row + slice.shape[0] > whole.shape[0]) {
+      self.made.gathered.first_row + slice.shape[0] > whole.shape[0]) {
     core::fail(ErrorKind::kBadArgument, "{} does not fit into {} from row {} on", slice.description(),
-               whole.description(), self.gathered.first_row);
+               whole.description(), self.made.gathered.first_row);
   }
   const RowMajorInput input(&slice);
   const std::int64_t element = size_of(slice.dtype);
   const std::int64_t stride = input.row_stride() * element;
   const std::int64_t row_bytes = slice.shape[1] * element;
-  for (const Run& run : runs_of_slice(self.gathered, slice.shape[0], parse_method(method))) {
+  for (const Run& run : runs_of_slice(self.made.gathered, slice.shape[0], parse_method(method))) {
     copy_rows({.from = static_cast<const std::byte*>(input.data()) + run.from * stride,
                .from_stride = static_cast<std::size_t>(stride),
                .to = whole.data + run.to * row_bytes,
@@ -271,15 +175,15 @@ void bind_operators(nb::module_& module) {
       .def(
           "plan_json",
           [](const Operator& self, const std::string& method) {
-            return to_json(self.gemm->plan(parse_method(method)));
+            return to_json(self.made.gemm->plan(parse_method(method)));
           },
           nb::arg("method"))
-      .def_prop_ro("output_rows", [](const Operator& self) { return self.gemm->output_rows(); })
-      .def_prop_ro("output_columns", [](const Operator& self) { return self.gemm->plan().output_cols; })
+      .def_prop_ro("output_rows", [](const Operator& self) { return self.made.gemm->output_rows(); })
+      .def_prop_ro("output_columns", [](const Operator& self) { return self.made.gemm->plan().output_cols; })
       .def("place_slice", place_slice, nb::arg("slice"), nb::arg("whole"), nb::arg("method"),
            nb::arg("stream"))
-      .def_prop_ro("sliced_rows", [](const Operator& self) { return self.gathered.sliced; })
-      .def_ro("rows_from", &Operator::rows_from);
+      .def_prop_ro("sliced_rows", [](const Operator& self) { return self.made.gathered.sliced; })
+      .def_prop_ro("rows_from", [](const Operator& self) { return self.made.rows_from; });
   module.def(
       "make_operator",
       [](const std::shared_ptr<GuardedContext>& context, const std::string& name, std::int64_t m,
@@ -291,8 +195,8 @@ void bind_operators(nb::module_& module) {
                          {.rows = parse_rows(rows),
                           .overlap = parse_overlap(overlap),
                           .destinations = destinations,
-                          .slices = {.sizes = row_sizes, .parts = parts},
-                          .columns = {.sizes = column_sizes, .parts = parts},
+                          .slices = {.rows = {.sizes = row_sizes, .parts = parts},
+                                     .columns = {.sizes = column_sizes, .parts = parts}},
                           .baseline = {.num_slices = num_slices}});
       },
       nb::arg("context"), nb::arg("name"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("dtype"),

@@ -46,6 +46,70 @@ def test_plan_of_an_all_to_all():
     assert [plan.to_dict()["output_rows"] for plan in plans] == [2, 3]
 
 
+SLICES = {
+    "all_gather_gemm": (fo.AllGatherGemm, {"rows": [40, 0, 60]}),
+    "sharded_weight_gemm": (fo.ShardedWeightGemm, {"rows": [10, 50, 10], "parts": 2}),
+    "gradient_reduce_scatter": (fo.GradientReduceScatter, {"rows": [30, 30, 40]}),
+    "gemm_all_to_all_heads": (fo.GemmAllToAllHeads, {"rows": [100, 0, 0], "columns": [20, 30, 20]}),
+    "all_to_all_gemm": (fo.AllToAllGemm, {"columns": [8, 8, 16], "parts": 2}),
+    "gemm_reduce_scatter": (fo.GemmReduceScatter, {"method": "tail-free"}),
+}
+
+
+@pytest.mark.parametrize("operation", SLICES)
+def test_plans_with_slices_are_those_that_the_operators_carry_out(operation):
+    make, slices = SLICES[operation]
+    problem = {"m": 100, "n": 70, "k": 32, "tile": (16, 16), **slices}
+    sliced = operation in ("all_gather_gemm", "sharded_weight_gemm", "gradient_reduce_scatter")
+    if sliced:
+        problem["num_slices"] = 3
+
+    def on_rank(comm):
+        operator = make(comm, **problem)
+        return [operator.plan(), operator.plan("serial"), operator.plan("sliced") if sliced else None]
+
+    made = fo.run_ranks(3, on_rank, num_threads=2)
+    methods = [problem.pop("method", "auto"), "serial", "sliced"]
+    for method, plans in zip(methods, zip(*made, strict=True), strict=True):
+        if plans[0] is not None:
+            assert fo.plan(operation, world_size=3, units=2, method=method, **problem) == list(plans)
+    assert len(made[0][0].to_dict()["transfers"]) > 1
+
+
+def test_a_reduce_scatter_is_planned_as_it_is_called():
+    problem = {"m": 100, "n": 70, "k": 32, "world_size": 2}
+    kinds = [
+        {
+            transfer["kind"]
+            for transfer in fo.plan("gemm_reduce_scatter", method=method, **problem)[0].to_dict()["transfers"]
+        }
+        for method in ("auto", "tail-free", "signal")
+    ]
+    assert kinds == [{"send", "receive"}, {"send", "receive"}, {"reduce-scatter"}]
+
+
+@pytest.mark.parametrize("operation", SLICES)
+def test_slices_are_simulated(operation):
+    method = {"method": "tail-free"} if operation == "gemm_reduce_scatter" else {}
+    heads = operation in ("gemm_all_to_all_heads", "all_to_all_gemm")
+    call = {"m": 8192, "n": 8192, "k": 4096, "dtype": "float16", "world_size": 4, "machine": "4x-a100-nvlink", **method}
+    simulation = fo.simulate(operation, **call, num_slices=0 if heads else 4)
+    assert simulation == fo.simulate(operation, **call, num_slices=0 if heads else 4)
+    assert simulation.choice is None
+    assert simulation.total_us < simulation.serial_us
+    assert (simulation.sliced_us is None) == heads
+    assert f"{simulation.exposed_us:.1f} us of communication exposed" in str(simulation)
+    assert ("baseline in slices" in str(simulation)) != heads
+    fields = json.loads(json.dumps(simulation.to_dict()))
+    assert fields["exposed_us"] == max(rank["exposed_communication_us"] for rank in fields["ranks"])
+    parts = fo.choose_parts(operation, **call)
+    assert parts.parts in dict(parts.candidates)
+    assert dict(parts.candidates)[0] == pytest.approx(simulation.total_us)
+    assert min(time for _, time in parts.candidates) <= dict(parts.candidates)[parts.parts]
+    assert "us simulated" in str(parts)
+    assert fo.simulate(operation, **call, parts=parts.parts).total_us == dict(parts.candidates)[parts.parts]
+
+
 def test_tune_and_predict():
     tuning = fo.tune("gemm_all_reduce", **A800)
     assert tuning.best.total_us < tuning.serial.total_us
@@ -76,7 +140,21 @@ def test_simulate():
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda: fo.plan("gemm", m=1, n=1, k=1), ValueError, "operation is 'gemm'; expected gemm-all-reduce"),
+        (lambda: fo.plan("gemm", m=1, n=1, k=1), ValueError, "operation is 'gemm'; expected one of gemm-all-reduce"),
+        (lambda: fo.plan("all_gather_gemm", m=8, n=1, k=1, rows=[4, 5]), ValueError, "4,5 sum to 9; expected 8"),
+        (lambda: fo.plan("all_gather_gemm", m=8, n=1, k=1, rows=[8], world_size=2), ValueError, "each of the 2 ranks"),
+        (lambda: fo.plan("all_gather_gemm", m=8, n=1, k=1, rows="contiguous"), ValueError, "expected a number for"),
+        (lambda: fo.plan("gemm_all_reduce", m=8, n=1, k=1, rows=[8]), ValueError, "expected 'contiguous' or"),
+        (lambda: fo.plan("all_gather_gemm", m=8, n=1, k=1, columns=[1]), ValueError, "columns are for gemm-all-to-all"),
+        (lambda: fo.plan("all_gather_gemm", m=8, n=1, k=1, world_size=65), ValueError, "world_size is 65; .* 1 to 64"),
+        (lambda: fo.plan("all_gather_gemm", m=8, n=1, k=1, partition=[1]), ValueError, "has slices in its place"),
+        (lambda: fo.plan("all_gather_gemm", m=8, n=1, k=1, method="signal"), ValueError, "method is 'signal'"),
+        (lambda: fo.plan("all_gather_gemm", m=8, n=1, k=1, method="sliced"), ValueError, "expected num_slices >= 1"),
+        (lambda: fo.plan("all_to_all_gemm", m=8, n=1, k=1, method="sliced"), ValueError, "method is 'sliced'"),
+        (lambda: fo.tune("all_gather_gemm", **A800), ValueError, "travels in slices, .* choose_parts and simulate"),
+        (lambda: fo.predict("gemm_reduce_scatter", method="tail-free", **A800), ValueError, "travels in slices"),
+        (lambda: fo.simulate("gemm_all_reduce", method="serial", **A800), ValueError, "'serial'; expected one of auto"),
+        (lambda: fo.choose_parts("gemm_all_reduce", **A800), ValueError, "has wave groups, not slices"),
         (lambda: fo.plan("gemm_all_to_all", m=1, n=1, k=1), ValueError, "destinations: one list per rank"),
         (lambda: fo.plan("gemm_all_reduce", m=1, n=1, k=1, world_size=5000), ValueError, "world_size is 5000"),
         (lambda: fo.tune("gemm_all_reduce", m=1, n=1, k=1, machine="no-such"), ValueError, "no-such"),

@@ -10,7 +10,7 @@ ops::PreparedPlans prepare_gather(Context& context, const GemmOptions& options, 
                                   const BaselineOptions& baseline, SliceAxis axis) {
   ops::SlicedRecipe recipe{
       .operation = axis == SliceAxis::kRows ? "all-gather-gemm" : "sharded-weight-gemm",
-      .slices = ops::to_text(slices),
+      .slices = ops::to_text(slices, baseline),
       .parts = slices.parts,
       .overlap =
           [=](const PlanOptions& chosen, std::int64_t parts) {

@@ -31,7 +31,7 @@ ops::PreparedPlans prepare_tail_free(Context& context, const GemmOptions& option
                                      const BaselineOptions& baseline) {
   ops::SlicedRecipe recipe{
       .operation = kOperation,
-      .slices = ops::to_text(slices),
+      .slices = ops::to_text(slices, baseline),
       .parts = slices.parts,
       .overlap =
           [=](const PlanOptions& chosen, std::int64_t parts) {

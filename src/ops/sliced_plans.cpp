@@ -93,6 +93,11 @@ std::string to_text(const SliceOptions& slices) {
   return slices.parts == 0 ? sizes : fmt::format("{} in {} parts", sizes, slices.parts);
 }
 
+std::string to_text(const SliceOptions& slices, const BaselineOptions& baseline) {
+  if (baseline.num_slices == 0) return to_text(slices);
+  return fmt::format("{}, baseline of {} slices", to_text(slices), baseline.num_slices);
+}
+
 std::string to_text(const HeadSlices& slices) {
   return fmt::format("rows: {}, columns: {}", to_text(slices.rows), to_text(slices.columns));
 }

@@ -32,6 +32,8 @@ HeadSlices in_parts(HeadSlices slices, std::int64_t parts);
 
 /// "slices of 3,4,5 in 2 parts"
 std::string to_text(const SliceOptions& slices);
+/// "slices of 3,4,5 in 2 parts, baseline of 4 slices"
+std::string to_text(const SliceOptions& slices, const BaselineOptions& baseline);
 std::string to_text(const HeadSlices& slices);
 
 }  // namespace flashoverlap::ops
