@@ -15,6 +15,7 @@
 #include "cuda/device.h"
 #include "cuda/sm_partition.h"
 #include "flashoverlap/cuda_context.h"
+#include "paced_run.h"
 
 namespace flashoverlap::cli {
 namespace {
@@ -149,6 +150,7 @@ class GpuRank {
   }
 
   [[nodiscard]] const OverlapPlan& plan() const { return op_->plan(); }
+  [[nodiscard]] const GemmOperator& op() const { return *op_; }
 
  private:
   [[nodiscard]] cudaStream_t stream() const { return static_cast<cudaStream_t>(operands_.stream); }
@@ -187,7 +189,10 @@ void measure_rank(const std::shared_ptr<Communicator>& communicator, const CudaO
   shared.result.times = {.gemm_us = core::median(gemm),
                          .communication_us = core::median(communication),
                          .serial_us = core::median(serial),
-                         .overlap_us = core::median(overlap)};
+                         .overlap_us = core::median(overlap),
+                         .serial_exposed_us = exposed_us(serial, gemm),
+                         .overlap_exposed_us = exposed_us(overlap, gemm)};
+  shared.result.method = method_of(options.problem, run.op());
 }
 
 }  // namespace

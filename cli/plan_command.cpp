@@ -63,6 +63,7 @@ int plan(const PlanCommand& command) {
         "--rank", fmt::format("'{}' is not accepted; expected an integer from 0 to {}, below --ranks",
                               command.rank, command.problem.ranks - 1));
   }
+  require_runnable(command.problem);
   const std::vector<OverlapPlan> plans = make_plans(command.problem);
   if (const Verdict verdict = verify(plans); !verdict) core::fail(ErrorKind::kInternal, "{}", verdict.reason);
   print_plan(plans[static_cast<std::size_t>(command.rank)],
@@ -76,7 +77,8 @@ void add_plan_command(CLI::App& app, Action& action) {
   CLI::App* sub = app.add_subcommand(
       "plan", "Print the overlap plan of one rank, verified together with all ranks' plans");
   const auto command = std::make_shared<PlanCommand>();
-  add_problem_options(*sub, std::shared_ptr<ProblemOptions>(command, &command->problem));
+  add_problem_options(*sub, std::shared_ptr<ProblemOptions>(command, &command->problem),
+                      MethodOptions::kPresent);
   constexpr IntegerRange kRanks{0, 1023};
   add_integer(*sub, "--rank", command->rank, kRanks, "Whose plan to print")->default_str("0");
   CLI::Option* load = sub->add_option("--load", command->load_path,

@@ -62,7 +62,39 @@ struct OperatorOptions {
   CLI::Option* rows = nullptr;
   CLI::Option* skew = nullptr;
   CLI::Option* rows_to_rank = nullptr;
+  CLI::Option* method = nullptr;
+  std::vector<CLI::Option*> with_method;
 };
+
+OverlapMethod parse_method(const std::string& text) {
+  require_choice("--method", text, {"signal", "tail-free", "auto"});
+  return text == "signal"      ? OverlapMethod::kSignal
+         : text == "tail-free" ? OverlapMethod::kTailFree
+                               : OverlapMethod::kAuto;
+}
+
+void add_method_options(CLI::App& app, ProblemOptions& options, OperatorOptions& added) {
+  added.method = app.add_option_function<std::string>(
+      "--method", [&options](const std::string& text) { options.method = parse_method(text); },
+      "gemm-reduce-scatter: how it is overlapped, compared with a baseline in slices:\n"
+      "wave groups that signal (the default, without that baseline), direct transfers\n"
+      "with no tail, or tail-free wherever it applies");
+  added.method->type_name("signal|tail-free|auto");
+  CLI::Option* slices = app.add_option_function<std::string>(
+      "--slices",
+      [&options](const std::string& text) {
+        options.slices.sizes = parse_integer_list("--slices", text, kSizes);
+      },
+      "With --method: rows of each rank's slice; when not given, equal");
+  slices->type_name("LIST");
+  CLI::Option* parts = add_integer_or_auto(app, "--parts", options.slices.parts, kTiles,
+                                           "With --method tail-free: transfers that a slice is cut into");
+  parts->default_str("auto");
+  CLI::Option* baseline = add_integer(app, "--baseline-slices", options.baseline_slices, kCounts,
+                                      "With --method: slices of the baseline with one collective for each");
+  baseline->default_str(std::to_string(options.baseline_slices));
+  added.with_method = {slices, parts, baseline};
+}
 
 OperatorOptions add_operator_options(CLI::App& app, ProblemOptions& options) {
   OperatorOptions added;
@@ -93,6 +125,19 @@ void require_op(const CLI::Option* option, Op op, Op accepted) {
   if (option->count() == 0 || op == accepted) return;
   throw CLI::ValidationError(option->get_name(),
                              fmt::format("does not apply to {}; only to {}", name_of(op), name_of(accepted)));
+}
+
+void check_method(const OperatorOptions& added, const ProblemOptions& options) {
+  if (added.method == nullptr) return;
+  require_op(added.method, options.op, Op::kGemmReduceScatter);
+  for (const CLI::Option* option : added.with_method) {
+    require_op(option, options.op, Op::kGemmReduceScatter);
+    if (option->count() == 0 || options.method) continue;
+    throw CLI::ValidationError(option->get_name(), "is for --method signal, tail-free or auto");
+  }
+  if (!options.method || options.rows == RowOwnership::kContiguous) return;
+  throw CLI::ValidationError("--rows",
+                             "block-cyclic does not go with --method: rank r keeps slice r of the rows");
 }
 
 void check_number_of_threads(const ProblemOptions& options) {
@@ -138,7 +183,8 @@ const std::vector<std::string>& op_names() {
   return names;
 }
 
-void add_problem_options(CLI::App& app, const std::shared_ptr<ProblemOptions>& options) {
+void add_problem_options(CLI::App& app, const std::shared_ptr<ProblemOptions>& options,
+                         MethodOptions method) {
   app.add_option_function<std::string>(
          "OP", [options](const std::string& text) { options->op = parse_op(text); },
          "gemm-all-reduce, gemm-reduce-scatter or gemm-all-to-all")
@@ -154,7 +200,8 @@ void add_problem_options(CLI::App& app, const std::shared_ptr<ProblemOptions>& o
       ->type_name("f32|bf16|f16")
       ->default_str("f32");
   add_tiling_options(app, *options);
-  const OperatorOptions added = add_operator_options(app, *options);
+  OperatorOptions added = add_operator_options(app, *options);
+  if (method == MethodOptions::kPresent) add_method_options(app, *options, added);
   add_seed(app, options->seed)->default_str("1");
   app.parse_complete_callback([&app, options, added] {
     check_number_of_threads(*options);
@@ -162,7 +209,17 @@ void add_problem_options(CLI::App& app, const std::shared_ptr<ProblemOptions>& o
     require_op(added.skew, options->op, Op::kGemmAllToAll);
     require_op(added.rows_to_rank, options->op, Op::kGemmAllToAll);
     check_rows_to_rank(*options, app.count("--m") > 0);
+    check_method(added, *options);
   });
+}
+
+void require_runnable(const ProblemOptions& options) {
+  constexpr std::int64_t kMostRanks = 64;
+  if (options.method != OverlapMethod::kTailFree || options.ranks <= kMostRanks) return;
+  throw CLI::ValidationError(
+      "--method",
+      fmt::format("tail-free takes a thread for each pair of ranks, so at most {} ranks; --ranks is {}",
+                  kMostRanks, options.ranks));
 }
 
 Routing make_routing(const ProblemOptions& options) {
@@ -261,6 +318,10 @@ std::unique_ptr<GemmOperator> make_operator(Context& context, const ProblemOptio
     case Op::kGemmAllReduce:
       return std::make_unique<GemmAllReduce>(context, gemm);
     case Op::kGemmReduceScatter:
+      if (options.method) {
+        return std::make_unique<GemmReduceScatter>(context, gemm, *options.method, options.slices,
+                                                   BaselineOptions{options.baseline_slices});
+      }
       return std::make_unique<GemmReduceScatter>(context, gemm, options.rows);
     case Op::kGemmAllToAll: {
       const auto rank = static_cast<std::size_t>(context.communicator().rank());

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,14 +34,27 @@ struct ProblemOptions {
   RowOwnership rows = RowOwnership::kContiguous;
   double skew = 0;
   std::vector<std::int64_t> rows_to_rank;  ///< Empty: by `skew`.
-  std::int64_t threads = 0;                ///< Compute threads of each rank; 0: cores / ranks, at least 1.
+  /// gemm-reduce-scatter: how it is overlapped, compared with a baseline in slices. Empty: by signals,
+  /// without that baseline.
+  std::optional<OverlapMethod> method = std::nullopt;
+  SliceOptions slices;               ///< With `method`.
+  std::int64_t baseline_slices = 4;  ///< With `method`; 0: none.
+  std::int64_t threads = 0;          ///< Compute threads of each rank; 0: cores / ranks, at least 1.
   std::uint64_t seed = 1;
   bool is_job = false;                     ///< Ranks are the processes of an MPI job; see process_ranks.h.
   std::shared_ptr<const CallTuner> tuner;  ///< Chooses what is left open; null: the operator's defaults.
+  [[nodiscard]] bool has_sliced() const { return method.has_value() && baseline_slices > 0; }
 };
 
-/// Adds the options to `app`. `options` is filled while parsing and checked as a whole at its end.
-void add_problem_options(CLI::App& app, const std::shared_ptr<ProblemOptions>& options);
+enum class MethodOptions { kAbsent, kPresent };
+
+/// Adds the options to `app`, those of `ProblemOptions::method` where they are to be present. `options` is
+/// filled while parsing and checked as a whole at its end.
+void add_problem_options(CLI::App& app, const std::shared_ptr<ProblemOptions>& options,
+                         MethodOptions method = MethodOptions::kAbsent);
+
+/// Throws CLI::ValidationError where the method cannot be carried out by ranks that are threads.
+void require_runnable(const ProblemOptions& options);
 
 /// Where each row of each rank's product goes (all-to-all only). With rows_to_rank, every rank sends
 /// rows_to_rank[d] rows to rank d. Otherwise a share `skew` of a rank's rows goes to rank 0 and the rest

@@ -77,7 +77,7 @@ std::string summary(const MachineProfile& profile, const std::string& path) {
 int profile(ProfileCommand& command) {
   command.profile.dtypes = parse_dtypes(command.dtypes);
   command.profile.ranks = command.problem.ranks;
-  command.profile.threads = threads_per_rank(command.problem);
+  command.profile.threads = threads_per_rank(command.problem.threads, command.problem.ranks);
   std::string path = command.output;
   if (path.empty()) {
     path = default_profile_path(command.profile.ranks, command.profile.threads);

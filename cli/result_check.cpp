@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 
 namespace flashoverlap::cli {
@@ -43,6 +44,17 @@ double dot(const std::vector<float>& x, const std::vector<double>& y) {
   return sum;
 }
 
+/// The rows of the sum that a rank keeps.
+std::vector<std::int64_t> reduced_rows(const ProblemOptions& options, std::int64_t tile_m, int rank) {
+  const auto ranks = static_cast<std::int32_t>(options.ranks);
+  if (options.slices.sizes.empty()) return owned_rows(options.m, tile_m, ranks, rank, options.rows);
+  const std::vector<std::int64_t> begins = slice_begins(options.slices, options.m, ranks);
+  const auto r = static_cast<std::size_t>(rank);
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(begins[r + 1] - begins[r]));
+  std::iota(rows.begin(), rows.end(), begins[r]);
+  return rows;
+}
+
 std::vector<float> row_of(const Matrix& matrix, std::int64_t row) {
   std::vector<float> values(static_cast<std::size_t>(matrix.cols()));
   matrix.read_row(row, values.data());
@@ -72,9 +84,7 @@ ResultCheck::ResultCheck(const ProblemOptions& options, const Routing& routing,
     if (options.op == Op::kGemmAllReduce) {
       for (std::int64_t row = 0; row < options.m; ++row) rows.push_back({row, 0, ranks});
     } else if (options.op == Op::kGemmReduceScatter) {
-      for (const std::int64_t row : owned_rows(options.m, tile_m, ranks, rank, options.rows)) {
-        rows.push_back({row, 0, ranks});
-      }
+      for (const std::int64_t row : reduced_rows(options, tile_m, rank)) rows.push_back({row, 0, ranks});
     } else {
       for (int source = 0; source < ranks; ++source) {
         const auto& destinations = routing.destinations[static_cast<std::size_t>(source)];

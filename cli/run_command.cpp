@@ -98,6 +98,13 @@ void check_job(const RunCommand& command) {
   }
 }
 
+/// What leaves a tail-free plan open: nothing, or its parts.
+std::string default_parts(const SliceOptions& slices) {
+  return slices.parts > 0
+             ? fmt::format("{} part{} a slice, given", slices.parts, slices.parts == 1 ? "" : "s")
+             : "as few parts as leave no tail";
+}
+
 int run(RunCommand& command) {
   const bool is_job = command.run.problem.is_job;
   if (command.processes > 0) {
@@ -107,6 +114,7 @@ int run(RunCommand& command) {
     start_processes(command.processes);
   }
   if (is_job) check_job(command);
+  if (!is_job) require_runnable(command.run.problem);
   const bool is_paced = command.run.link_is_auto || command.run.link.bandwidth_gbps > 0;
   command.run.link.latency_us = command.latency_us.value_or(is_paced && !is_job ? kDefaultLatencyUs : 0);
   if (!command.trace_path.empty()) require_writable("--trace", command.trace_path);
@@ -115,14 +123,21 @@ int run(RunCommand& command) {
   const bool on_gpus = command.backend == "cuda";
   if (command.run.problem.partition.empty() && !on_gpus) {
     command.run.tuner_for = [&](const LinkModel& link, const std::optional<GemmSample>& gemm) {
-      return make_tuner(command.tuning, command.run.problem, link, gemm,
-                        [&](const TunedCall& tuned) { choice = tuned; });
+      const ProblemOptions& problem = command.run.problem;
+      // Of slices a profile is needed that knows what a message takes: one GEMM does not say.
+      const bool in_slices = problem.method && *problem.method != OverlapMethod::kSignal;
+      return make_tuner(command.tuning, problem.ranks, threads_per_rank(problem.threads, problem.ranks), link,
+                        in_slices ? std::nullopt : gemm, [&](const TunedCall& tuned) { choice = tuned; });
     };
   }
   // The shipped machine profiles are of CPUs; on GPUs the executor's own suggestion stands.
   if (command.run.problem.partition.empty() && on_gpus) choice.explanation = "the GPU executor's suggestion";
+  if (on_gpus) command.run.problem.baseline_slices = 0;  // it is not measured there
   RunResult result = on_gpus ? measure_on_gpus(command.run, command.gpu) : measure(command.run);
   result.choice = choice;
+  if (result.method == OverlapMethod::kTailFree && choice.explanation == "given") {
+    result.choice.explanation = default_parts(command.run.problem.slices);
+  }
   if (!is_first_rank()) return result.check.correct() && result.equals_serial ? kExitSuccess : kExitFailure;
   if (!command.trace_path.empty()) {
     write_file("--trace", command.trace_path,
@@ -137,7 +152,8 @@ void add_run_command(CLI::App& app, Action& action) {
   CLI::App* sub =
       app.add_subcommand("run", "Run an operator serially and overlapped, check it, and compare the times");
   const auto command = std::make_shared<RunCommand>();
-  add_problem_options(*sub, std::shared_ptr<ProblemOptions>(command, &command->run.problem));
+  add_problem_options(*sub, std::shared_ptr<ProblemOptions>(command, &command->run.problem),
+                      MethodOptions::kPresent);
   sub->preparse_callback([command](std::size_t) {
     ProblemOptions& problem = command->run.problem;
     problem.is_job = is_job();

@@ -6,6 +6,7 @@
 
 #include "checked_run.h"
 #include "core/median.h"
+#include "paced_run.h"
 #include "process_ranks.h"
 
 namespace flashoverlap::cli {
@@ -43,8 +44,8 @@ class Stopwatch {
     for (std::size_t i = 0; i < spans_.size(); ++i) spans_[i] = {0, all[i % ranks_][i / ranks_]};
   }
 
-  /// From the first rank's begin to the last rank's end, median over calls.
-  [[nodiscard]] double median_us() const {
+  /// From the first rank's begin to the last rank's end, of each call.
+  [[nodiscard]] std::vector<double> durations_us() const {
     std::vector<double> durations;
     for (std::size_t first = 0; first < spans_.size(); first += ranks_) {
       double begin_us = spans_[first].begin_us;
@@ -55,8 +56,9 @@ class Stopwatch {
       }
       durations.push_back(end_us - begin_us);
     }
-    return core::median(durations);
+    return durations;
   }
+  [[nodiscard]] double median_us() const { return core::median(durations_us()); }
 
  private:
   struct Span {
@@ -95,6 +97,7 @@ class RankRun {
   }
 
   [[nodiscard]] const OverlapPlan& plan() const { return op_->plan(); }
+  [[nodiscard]] const GemmOperator& op() const { return *op_; }
   [[nodiscard]] Context& context() { return context_; }
 
  private:
@@ -147,10 +150,11 @@ GemmSample time_gemm(const ProblemOptions& options, const SharedRun& shared) {
   return sample;
 }
 
-/// The link on which the whole communication takes about as long as that GEMM.
-LinkModel matching_link(const ProblemOptions& options, const Routing& routing, double gemm_us,
-                        double latency_us) {
+/// The link on which the whole communication takes about as long as that GEMM; compared with slices, where
+/// latencies count, 0.9 of it.
+LinkModel link_for(const ProblemOptions& options, const Routing& routing, double gemm_us, double latency_us) {
   const double bytes = bytes_on_the_wire(options, routing);
+  if (options.method) return matching_link(bytes, gemm_us, options.ranks, latency_us);
   if (bytes == 0) return {};
   constexpr double kBytesPerUsAtOneGbps = 1e3;
   const double transfer_us = std::max(gemm_us - latency_us, 1.0);
@@ -158,9 +162,13 @@ LinkModel matching_link(const ProblemOptions& options, const Routing& routing, d
 }
 
 struct Stopwatches {
-  Stopwatch gemm, communication, serial, overlap;
+  Stopwatch gemm, communication, serial, sliced, overlap;
   Stopwatches(std::int64_t ranks, std::int64_t calls)
-      : gemm(ranks, calls), communication(ranks, calls), serial(ranks, calls), overlap(ranks, calls) {}
+      : gemm(ranks, calls),
+        communication(ranks, calls),
+        serial(ranks, calls),
+        sliced(ranks, calls),
+        overlap(ranks, calls) {}
 };
 
 void measure_rank(const std::shared_ptr<Communicator>& communicator, const RunOptions& options,
@@ -169,29 +177,48 @@ void measure_rank(const std::shared_ptr<Communicator>& communicator, const RunOp
   const auto index = static_cast<std::size_t>(rank);
   RankRun run(communicator, options.problem, shared.routing, shared.inputs[index]);
   shared.result.plans[index] = run.plan();
+  const bool has_sliced = options.problem.has_sliced();
   const bool is_alone = options.problem.is_job;
   if (rank == 0 || is_alone) {
     shared.result.threads = run.context().num_threads();
+    shared.result.method = method_of(options.problem, run.op());
     const std::int64_t tile_m = run.plan().grid.tile_m();
     shared.check = std::make_unique<ResultCheck>(options.problem, shared.routing, shared.inputs, tile_m);
   }
   // The others may use the check only once rank 0 has made it.
   communicator->exchange(std::uint64_t{0}, {.operation = "making the reference"});
 
-  run_checked(run, rank, shared, false);
+  run_checked(run, rank, shared, false, has_sliced);
   for (std::int64_t i = 0; i < options.iterations; ++i) {
     watches.serial.time(*communicator, i, [&] { run.run(Method::kSerial, Mode::kRun); });
+    if (has_sliced) watches.sliced.time(*communicator, i, [&] { run.run(Method::kSliced, Mode::kRun); });
     watches.overlap.time(*communicator, i, [&] { run.run(Method::kOverlap, Mode::kRun); });
     watches.gemm.time(*communicator, i, [&] { run.run(Method::kSerial, Mode::kPlainGemm); });
     watches.communication.time(*communicator, i, [&] { run.run(Method::kSerial, Mode::kCommunicationOnly); });
   }
   communicator->exchange(std::uint64_t{0}, {.operation = "last checked run"});
-  run_checked(run, rank, shared, true);
+  run_checked(run, rank, shared, true, has_sliced);
+}
+
+Times times_of(const Stopwatches& watches, bool has_sliced) {
+  const std::vector<double> gemm = watches.gemm.durations_us();
+  Times times;
+  times.gemm_us = core::median(gemm);
+  times.communication_us = watches.communication.median_us();
+  times.serial_us = watches.serial.median_us();
+  times.serial_exposed_us = exposed_us(watches.serial.durations_us(), gemm);
+  times.overlap_us = watches.overlap.median_us();
+  times.overlap_exposed_us = exposed_us(watches.overlap.durations_us(), gemm);
+  if (!has_sliced) return times;
+  times.sliced_us = watches.sliced.median_us();
+  times.sliced_exposed_us = exposed_us(watches.sliced.durations_us(), gemm);
+  return times;
 }
 
 /// Every process then has the whole result, so that all end with the same exit code.
 void gather_results(SharedRun& shared, Stopwatches& watches, Communicator& communicator) {
-  for (Stopwatch* watch : {&watches.gemm, &watches.communication, &watches.serial, &watches.overlap}) {
+  for (Stopwatch* watch :
+       {&watches.gemm, &watches.communication, &watches.serial, &watches.sliced, &watches.overlap}) {
     watch->gather_from(communicator);
   }
   RunResult& result = shared.result;
@@ -227,8 +254,7 @@ RunResult measure(const RunOptions& options) {
   std::optional<GemmSample> gemm;
   if (is_paced) gemm = time_gemm(problem, shared);
   shared.result.link =
-      is_auto ? matching_link(problem, shared.routing, gemm->duration_us, options.link.latency_us)
-              : options.link;
+      is_auto ? link_for(problem, shared.routing, gemm->duration_us, options.link.latency_us) : options.link;
 
   RunOptions tuned = options;
   if (options.tuner_for) tuned.problem.tuner = options.tuner_for(shared.result.link, gemm);
@@ -238,10 +264,7 @@ RunResult measure(const RunOptions& options) {
     if (communicator->rank() == 0 || problem.is_job) shared.result.communicator = communicator->name();
     if (problem.is_job) gather_results(shared, watches, *communicator);
   });
-  shared.result.times = {.gemm_us = watches.gemm.median_us(),
-                         .communication_us = watches.communication.median_us(),
-                         .serial_us = watches.serial.median_us(),
-                         .overlap_us = watches.overlap.median_us()};
+  shared.result.times = times_of(watches, problem.has_sliced());
   return std::move(shared.result);
 }
 

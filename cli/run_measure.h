@@ -32,6 +32,11 @@ struct Times {
   double communication_us = 0;  ///< The serial method's transfers alone.
   double serial_us = 0;
   double overlap_us = 0;
+  std::optional<double> sliced_us = std::nullopt;  ///< The baseline in slices, where the problem has one.
+  /// Exposed communication: see exposed_us in paced_run.h.
+  double serial_exposed_us = 0;
+  double overlap_exposed_us = 0;
+  double sliced_exposed_us = 0;
 };
 
 struct RunResult {
@@ -43,6 +48,8 @@ struct RunResult {
   int threads = 0;            ///< Compute threads of each rank; on GPUs 0.
   std::string backend = "cpu";
   std::string communicator = "in-process";
+  std::optional<OverlapMethod> method =
+      std::nullopt;  ///< Where the problem has one: what it came to, never kAuto.
   TunedCall choice;  ///< Where tile and partition come from; filled in by the command.
   Timeline overlap;  ///< Of the last iteration, all ranks.
   Timeline serial;

@@ -6,10 +6,13 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "exit_codes.h"
 #include "flashoverlap/version.h"
 #include "format.h"
+#include "paced_run.h"
 
 namespace flashoverlap::cli {
 namespace {
@@ -25,6 +28,11 @@ std::string shape_text(const ProblemOptions& problem) {
   std::string text =
       fmt::format("{}  m={} n={} k={} {}, {} rank{}", name_of(problem.op), problem.m, problem.n, problem.k,
                   name_of(problem.dtype), problem.ranks, problem.ranks == 1 ? "" : "s");
+  if (problem.method) {
+    const std::vector<std::int64_t>& sizes = problem.slices.sizes;
+    return text + fmt::format(", method {}, slices {}", name_of(*problem.method),
+                              sizes.empty() ? "equal" : text_of_list(sizes));
+  }
   if (problem.op == Op::kGemmReduceScatter) text += fmt::format(", rows {}", name_of(problem.rows));
   if (problem.op != Op::kGemmAllToAll) return text;
   if (problem.rows_to_rank.empty()) return text + fmt::format(", skew {}", problem.skew);
@@ -38,7 +46,8 @@ std::string link_text(const RunOptions& options, const LinkModel& link) {
   text += link.bandwidth_gbps == 0 ? "memory speed" : fmt::format("{:.3g} GB/s", link.bandwidth_gbps);
   text += fmt::format(" and {:.3g} us per transfer", link.latency_us);
   if (options.link_is_auto)
-    text += ", so that communication takes about as long as the GEMM (see --link-gbps)";
+    text += fmt::format(", so that communication takes {} (see --link-gbps)",
+                        options.problem.method ? "0.9 of the GEMM" : "about as long as the GEMM");
   return text;
 }
 
@@ -105,6 +114,36 @@ std::int64_t num_tiles(const RunResult& result) {
   return tiles;
 }
 
+/// The methods beside each other, with what of the communication shows.
+void add_exposed_rows(const ProblemOptions& problem, const RunResult& result,
+                      std::vector<std::pair<std::string, std::string>>& rows) {
+  const Times& times = result.times;
+  const auto row = [&](double total_us, double exposed_us) {
+    return text_of_exposed(total_us, exposed_us, times.communication_us);
+  };
+  rows.emplace_back("serial", row(times.serial_us, times.serial_exposed_us));
+  if (times.sliced_us) {
+    rows.emplace_back(fmt::format("{} slices", problem.baseline_slices),
+                      row(*times.sliced_us, times.sliced_exposed_us));
+  }
+  rows.emplace_back(name_of(*result.method), row(times.overlap_us, times.overlap_exposed_us));
+}
+
+/// What the JSON has besides with --method.
+void add_exposed(const RunResult& result, nlohmann::ordered_json& json) {
+  const Times& times = result.times;
+  const auto share = [&](double exposed_us) {
+    return times.communication_us > 0 ? exposed_us / times.communication_us : 0;
+  };
+  json["method"] = name_of(*result.method);
+  json["exposed_us"] = times.overlap_exposed_us;
+  json["exposed_share"] = share(times.overlap_exposed_us);
+  json["serial_exposed_share"] = share(times.serial_exposed_us);
+  if (!times.sliced_us) return;
+  json["sliced_us"] = *times.sliced_us;
+  json["sliced_exposed_share"] = share(times.sliced_exposed_us);
+}
+
 }  // namespace
 
 Gain gain_of(const Times& times) {
@@ -120,21 +159,21 @@ std::string run_text(const RunOptions& options, const RunResult& result) {
   const Times& times = result.times;
   const Gain gain = gain_of(times);
   constexpr int kWidth = 100;
-  std::string text = to_table({
-      {"operator", shape_text(options.problem)},
-      {"machine", machine_text(result)},
-      {"link", link_text(options, result.link)},
-      {"plan", plan_text(longest_plan(result))},
-      {"chosen", choice_text(result.choice)},
-      {"", ""},
-      {"GEMM alone", text_of_us(times.gemm_us)},
-      {"communication alone", text_of_us(times.communication_us)},
-      {"serial", text_of_us(times.serial_us) + "  (one after the other)"},
-      {"overlapped", text_of_us(times.overlap_us)},
-      {"bound", text_of_us(gain.bound_us) + "  (the longer of GEMM and communication)"},
-      {"speed-up", gain_text(gain)},
-      {"result", check_text(result)},
-  });
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"operator", shape_text(options.problem)}, {"machine", machine_text(result)},
+      {"link", link_text(options, result.link)}, {"plan", plan_text(longest_plan(result))},
+      {"chosen", choice_text(result.choice)},    {"", ""},
+      {"GEMM alone", text_of_us(times.gemm_us)}, {"communication alone", text_of_us(times.communication_us)}};
+  if (result.method) {
+    add_exposed_rows(options.problem, result, rows);
+  } else {
+    rows.emplace_back("serial", text_of_us(times.serial_us) + "  (one after the other)");
+    rows.emplace_back("overlapped", text_of_us(times.overlap_us));
+  }
+  rows.emplace_back("bound", text_of_us(gain.bound_us) + "  (the longer of GEMM and communication)");
+  rows.emplace_back("speed-up", gain_text(gain));
+  rows.emplace_back("result", check_text(result));
+  std::string text = to_table(rows);
   text += fmt::format(
       "\nMedians of {} iteration{}. The last one ('#' compute, '=' communication, '.' wait, 'e' epilogue):\n",
       options.iterations, options.iterations == 1 ? "" : "s");
@@ -145,7 +184,7 @@ nlohmann::ordered_json run_json(const RunOptions& options, const RunResult& resu
   const ProblemOptions& problem = options.problem;
   const OverlapPlan& plan = longest_plan(result);
   const Gain gain = gain_of(result.times);
-  return {
+  nlohmann::ordered_json json = {
       {"op", name_of(problem.op)},
       {"backend", result.backend},
       {"communicator", result.communicator},
@@ -177,6 +216,8 @@ nlohmann::ordered_json run_json(const RunOptions& options, const RunResult& resu
       {"equals_serial", result.equals_serial},
       {"seed", problem.seed},
       {"version", kVersion}};
+  if (result.method) add_exposed(result, json);
+  return json;
 }
 
 int print_run(const RunOptions& options, const RunResult& result, bool json) {

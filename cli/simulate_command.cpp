@@ -26,28 +26,50 @@ struct SimulateCommand {
   bool json = false;
 };
 
+/// The methods beside each other, with what of the communication shows.
+void add_exposed_rows(const ProblemOptions& problem, const SimulatedCall& call,
+                      std::vector<std::pair<std::string, std::string>>& rows) {
+  const auto add = [&](const std::string& name, const SimulationResult& result) {
+    rows.emplace_back(
+        name, fmt::format("{}, exposed communication {} ({:.2f} % of it)", text_of_us(result.total_us),
+                          text_of_us(exposed_us(result)), 100 * exposed_share(call, result)));
+  };
+  if (call.parts) rows.emplace_back("parts", call.parts->reason);
+  add("serial", call.serial);
+  if (call.sliced) add(fmt::format("{} slices", problem.baseline_slices), *call.sliced);
+  add(call.parts ? "tail-free" : "signal", call.overlap);
+}
+
 std::string table(const SimulateOptions& options, const MachineProfile& machine, const SimulatedCall& call) {
   const ProblemOptions& p = options.problem;
   const TuneChoice& choice = call.tuned.best;
   const RankSimulation& worst = *std::max_element(
       call.overlap.ranks.begin(), call.overlap.ranks.end(),
       [](const RankSimulation& a, const RankSimulation& b) { return a.finish_us < b.finish_us; });
-  std::string text = to_table({
+  std::vector<std::pair<std::string, std::string>> rows = {
       {"operator", fmt::format("{} m={} n={} k={} {}, {} ranks", name_of(p.op), p.m, p.n, p.k,
                                name_of(p.dtype), p.ranks)},
       {"machine", fmt::format("{} ({}), simulated", machine.name, machine.provenance.kind)},
-      {"plan", fmt::format("tile {}x{}, {} + {} units, groups {}", choice.tile.tile_m, choice.tile.tile_n,
+      {"plan", fmt::format("tile {}x{}, {} + {} units, {}", choice.tile.tile_m, choice.tile.tile_n,
                            choice.resources.compute_units, choice.resources.communication_units,
-                           text_of_list(choice.partition))},
+                           call.parts ? "slices" : "groups " + text_of_list(choice.partition))},
       {"", ""},
-      {"serial", text_of_us(call.serial.total_us) + "  (simulated)"},
-      {"overlapped", text_of_us(call.overlap.total_us) + "  (simulated)"},
-      {"predicted", text_of_us(choice.prediction.total_us) + "  (closed form, overlapped)"},
-      {"speed-up", fmt::format("{:.3f}x", call.serial.total_us / call.overlap.total_us)},
-      {"slowest rank", fmt::format("computes until {}, {} exposed, communicates for {}, units idle {:.1f} %",
-                                   text_of_us(worst.compute_us), text_of_us(worst.exposed_us),
-                                   text_of_us(worst.communicating_us), 100 * worst.idle_fraction)},
-  });
+  };
+  if (p.method) {
+    add_exposed_rows(p, call, rows);
+  } else {
+    rows.emplace_back("serial", text_of_us(call.serial.total_us) + "  (simulated)");
+    rows.emplace_back("overlapped", text_of_us(call.overlap.total_us) + "  (simulated)");
+  }
+  if (!call.parts) {
+    rows.emplace_back("predicted", text_of_us(choice.prediction.total_us) + "  (closed form, overlapped)");
+  }
+  rows.emplace_back("speed-up", fmt::format("{:.3f}x", call.serial.total_us / call.overlap.total_us));
+  rows.emplace_back("slowest rank",
+                    fmt::format("computes until {}, {} exposed, communicates for {}, units idle {:.1f} %",
+                                text_of_us(worst.compute_us), text_of_us(worst.exposed_us),
+                                text_of_us(worst.communicating_us), 100 * worst.idle_fraction));
+  std::string text = to_table(rows);
   text += "\nWhat the time consists of, the end first:\n";
   for (const std::string& link : call.overlap.critical_path) text += "  " + link + "\n";
   if (!call.overlap.timeline.spans.empty()) {
@@ -128,7 +150,8 @@ void add_simulate_command(CLI::App& app, Action& action) {
   CLI::App* sub =
       app.add_subcommand("simulate", "Run an operator's plans on a machine that need not be there");
   const auto command = std::make_shared<SimulateCommand>();
-  add_problem_options(*sub, std::shared_ptr<ProblemOptions>(command, &command->simulate.problem));
+  add_problem_options(*sub, std::shared_ptr<ProblemOptions>(command, &command->simulate.problem),
+                      MethodOptions::kPresent);
   sub->add_option("--machine", command->machine,
                   fmt::format("A file, or one of {}", fmt::join(shipped_machine_profiles(), ", ")))
       ->type_name("NAME|FILE");

@@ -9,10 +9,13 @@
 #include "flashoverlap/partition_search.h"
 #include "format.h"
 #include "option_values.h"
+#include "plan/sliced_call.h"
 #include "tune_request.h"
 
 namespace flashoverlap::cli {
 namespace {
+
+using plan::SlicedPlan;
 
 SimulationResult simulate_choice(const TuneRequest& request, const TuneChoice& choice,
                                  const MachineProfile& machine, const SimulationOptions& options) {
@@ -37,11 +40,93 @@ void take_given_partition(const TuneRequest& request, const MachineProfile& mach
   best.lower_bound_us = lower_bound_us(cost);
 }
 
+/// As GemmReduceScatter takes kAuto.
+bool is_tail_free(const ProblemOptions& problem) {
+  constexpr std::int64_t kMostRanks = 64;
+  if (problem.method != OverlapMethod::kAuto) return problem.method == OverlapMethod::kTailFree;
+  return problem.partition.empty() && problem.ranks <= kMostRanks;
+}
+
+void require_equal_slices(const ProblemOptions& problem) {
+  if (problem.slices.sizes.empty()) return;
+  throw CLI::ValidationError("--slices", "of given sizes are simulated with --method tail-free only");
+}
+
+/// One rank's plan with the tile and units of `choice`.
+OverlapPlan plan_in_slices(const ProblemOptions& problem, const TuneChoice& choice, SlicedPlan which,
+                           std::int32_t rank) {
+  PlanOptions options{.rank = rank,
+                      .world_size = static_cast<std::int32_t>(problem.ranks),
+                      .dtype = problem.dtype,
+                      .m = problem.m,
+                      .n = problem.n,
+                      .k = problem.k,
+                      .tile_m = choice.tile.tile_m,
+                      .tile_n = choice.tile.tile_n,
+                      .swizzle = choice.tile.swizzle,
+                      .resources = choice.resources,
+                      .partition = {}};
+  if (which == SlicedPlan::kTailFree) options.partition = problem.partition;  // refused where there is one
+  return plan::plan_sliced_call({.op = plan::SlicedOp::kReduceScatter,
+                                 .slices = {.rows = problem.slices, .columns = {}},
+                                 .num_slices = std::max<std::int64_t>(1, problem.baseline_slices)},
+                                options, which);
+}
+
+std::vector<OverlapPlan> plans_in_slices(const ProblemOptions& problem, const TuneChoice& choice,
+                                         SlicedPlan which) {
+  std::vector<OverlapPlan> plans;
+  for (std::int32_t rank = 0; rank < problem.ranks; ++rank)
+    plans.push_back(plan_in_slices(problem, choice, which, rank));
+  return plans;
+}
+
+/// On all units, with the tile that is best without overlap: direct transfers take none.
+void simulate_tail_free(const SimulateOptions& options, const MachineProfile& machine, SimulatedCall& call) {
+  call.tuned.best = call.tuned.serial;
+  const TuneChoice& choice = call.tuned.best;
+  ProblemOptions problem = options.problem;
+  if (problem.slices.parts > 0) {
+    call.parts = PartsChoice{.parts = problem.slices.parts,
+                             .candidates = {},
+                             .reason = fmt::format("{}, given", problem.slices.parts)};
+  } else {
+    call.parts = choose_parts({.operation = std::string(name_of(problem.op)),
+                               .world_size = static_cast<std::int32_t>(problem.ranks),
+                               .plan =
+                                   [&](std::int32_t rank, std::int64_t parts) {
+                                     ProblemOptions cut = problem;
+                                     cut.slices.parts = parts;
+                                     return plan_in_slices(cut, choice, SlicedPlan::kTailFree, rank);
+                                   }},
+                              machine);
+  }
+  problem.slices.parts = call.parts->parts;
+  call.overlap =
+      simulate(plans_in_slices(problem, choice, SlicedPlan::kTailFree), machine, options.simulation);
+  SimulationOptions without_timeline = options.simulation;
+  without_timeline.timeline_ranks = 0;
+  call.serial = simulate(plans_in_slices(problem, choice, SlicedPlan::kSerial), machine, without_timeline);
+}
+
 double speedup(const SimulatedCall& call) {
   return call.overlap.total_us > 0 ? call.serial.total_us / call.overlap.total_us : 1;
 }
 
 }  // namespace
+
+double exposed_us(const SimulationResult& result) {
+  double most = 0;
+  for (const RankSimulation& rank : result.ranks) most = std::max(most, rank.exposed_communication_us);
+  return most;
+}
+
+double exposed_share(const SimulatedCall& call, const SimulationResult& result) {
+  double communicating_us = 0;
+  for (const RankSimulation& rank : call.serial.ranks)
+    communicating_us = std::max(communicating_us, rank.communicating_us);
+  return communicating_us > 0 ? exposed_us(result) / communicating_us : 0;
+}
 
 SimulatedCall simulate_call(const SimulateOptions& options, const MachineProfile& machine) {
   const TuneRequest request = tune_request(options.problem, machine, options.units);
@@ -49,12 +134,40 @@ SimulatedCall simulate_call(const SimulateOptions& options, const MachineProfile
   call.tuned = tune_call(request, machine);
   if (!options.problem.partition.empty())
     take_given_partition(request, machine, options.problem.partition, call.tuned);
-  call.overlap = simulate_choice(request, call.tuned.best, machine, options.simulation);
   SimulationOptions without_timeline = options.simulation;
   without_timeline.timeline_ranks = 0;
-  call.serial = simulate_choice(request, call.tuned.serial, machine, without_timeline);
+  if (is_tail_free(options.problem)) {
+    simulate_tail_free(options, machine, call);
+  } else {
+    require_equal_slices(options.problem);
+    call.overlap = simulate_choice(request, call.tuned.best, machine, options.simulation);
+    call.serial = simulate_choice(request, call.tuned.serial, machine, without_timeline);
+  }
+  if (options.problem.has_sliced()) {
+    call.sliced = simulate(plans_in_slices(options.problem, call.tuned.best, SlicedPlan::kSliced), machine,
+                           without_timeline);
+  }
   return call;
 }
+
+namespace {
+
+/// What the JSON has besides with --method.
+void add_exposed(const SimulatedCall& call, nlohmann::ordered_json& json) {
+  json["method"] = call.parts ? "tail-free" : "signal";
+  if (call.parts) {
+    json["parts"] = call.parts->parts;
+    json.erase("predicted_us");  // of signals
+  }
+  json["exposed_us"] = exposed_us(call.overlap);
+  json["exposed_share"] = exposed_share(call, call.overlap);
+  json["serial_exposed_share"] = exposed_share(call, call.serial);
+  if (!call.sliced) return;
+  json["sliced_us"] = call.sliced->total_us;
+  json["sliced_exposed_share"] = exposed_share(call, *call.sliced);
+}
+
+}  // namespace
 
 nlohmann::ordered_json simulated_json(const SimulateOptions& options, const MachineProfile& machine,
                                       const SimulatedCall& call) {
@@ -81,6 +194,7 @@ nlohmann::ordered_json simulated_json(const SimulateOptions& options, const Mach
                               {"seed", options.simulation.seed},
                               {"events", call.overlap.num_events},
                               {"critical_path", call.overlap.critical_path}};
+  if (p.method) add_exposed(call, json);
   for (const RankSimulation& rank : call.overlap.ranks) {
     json["rank_times"].push_back({{"finish_us", rank.finish_us},
                                   {"compute_us", rank.compute_us},

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "flashoverlap/simulator.h"
+#include "flashoverlap/slice_choice.h"
 #include "flashoverlap/tuner.h"
 #include "problem_options.h"
 
@@ -22,7 +24,15 @@ struct SimulatedCall {
   TuneResult tuned;  ///< `best` is what was simulated: the tuner's choice, or the partition that was given.
   SimulationResult overlap;
   SimulationResult serial;
+  /// With ProblemOptions::method: the baseline in slices, and where tail-free has its parts from.
+  std::optional<SimulationResult> sliced = std::nullopt;
+  std::optional<PartsChoice> parts = std::nullopt;
 };
+
+/// Of the rank with the most.
+double exposed_us(const SimulationResult& result);
+/// Share of the communication as one collective.
+double exposed_share(const SimulatedCall& call, const SimulationResult& result);
 
 SimulatedCall simulate_call(const SimulateOptions& options, const MachineProfile& machine);
 nlohmann::ordered_json simulated_json(const SimulateOptions& options, const MachineProfile& machine,

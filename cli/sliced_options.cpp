@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "core/fail.h"
@@ -22,8 +23,6 @@ struct OpText {
 constexpr std::array kOps = {
     OpText{SlicedOp::kAllGatherGemm, "all-gather-gemm",
            "Rows of A are gathered while the GEMM runs (tensor parallelism behind sequence parallelism)"},
-    OpText{SlicedOp::kReduceScatter, "tail-free-reduce-scatter",
-           "gemm-reduce-scatter by direct transfers, with no tail"},
     OpText{SlicedOp::kShardedWeight, "sharded-weight-gemm",
            "Rows of the weight B are gathered while the GEMM runs (data parallelism, forward)"},
     OpText{SlicedOp::kGradient, "gradient-reduce-scatter",
@@ -37,7 +36,8 @@ constexpr std::array kOps = {
 }  // namespace
 
 std::string_view name_of(SlicedOp op) {
-  return kOps[static_cast<std::size_t>(op)].name;
+  const auto* text = std::ranges::find(kOps, op, &OpText::op);
+  return text == kOps.end() ? "gemm-reduce-scatter" : text->name;
 }
 
 void add_sliced_subcommands(
@@ -68,7 +68,9 @@ void add_sliced_subcommands(
            },
            "Rows (columns) of each rank's slice; when not given, equal")
         ->type_name("LIST");
-    add_integer_or_auto(sub, "--parts", p.parts, {1, kMost}, "Transfers that a slice is cut into")
+    add_integer_or_auto(sub, "--parts", p.parts, {1, kMost},
+                        "Transfers that a slice is cut into; auto: as pays on the machine that is known,\n"
+                        "otherwise as few as leave no tail")
         ->default_str("auto");
     integer("--baseline-slices", p.baseline_slices, 1, 1024,
             "Slices of the baseline with one collective for each");

@@ -7,6 +7,7 @@
 #include "core/fail.h"
 #include "flashoverlap/machine_profile.h"
 #include "flashoverlap/simulator.h"
+#include "flashoverlap/slice_choice.h"
 #include "format.h"
 #include "option_values.h"
 #include "sliced_options.h"
@@ -88,6 +89,21 @@ void fill_in(SlicedProblem& p, const MachineProfile& machine) {
   }
 }
 
+/// As the operators choose it where the problem leaves it open.
+PartsChoice choose_parts(const SlicedProblem& p, const MachineProfile& machine) {
+  if (p.parts > 0) return {.parts = p.parts, .candidates = {}, .reason = fmt::format("{}, given", p.parts)};
+  return flashoverlap::choose_parts({.operation = std::string(name_of(p.op)),
+                                     .world_size = static_cast<std::int32_t>(p.ranks),
+                                     .plan =
+                                         [&](std::int32_t rank, std::int64_t parts) {
+                                           SlicedProblem cut = p;
+                                           cut.parts = parts;
+                                           return make_sliced_plan(cut, plan_options(cut, rank),
+                                                                   SlicedPlan::kTailFree);
+                                         }},
+                                    machine);
+}
+
 int simulate_problem(SlicedProblem p, const std::string& machine_name, bool json) {
   if (machine_name.empty()) {
     throw CLI::ValidationError("--machine",
@@ -95,6 +111,8 @@ int simulate_problem(SlicedProblem p, const std::string& machine_name, bool json
   }
   const MachineProfile machine = load_machine_profile(machine_name);
   fill_in(p, machine);
+  const PartsChoice parts = choose_parts(p, machine);
+  p.parts = parts.parts;
   const Simulated overlap = simulate_plans(p, machine, SlicedPlan::kTailFree);
   std::optional<Simulated> sliced;
   if (!plan::along_heads(p.op)) sliced = simulate_plans(p, machine, SlicedPlan::kSliced);
@@ -112,6 +130,7 @@ int simulate_problem(SlicedProblem p, const std::string& machine_name, bool json
                 {"n", p.n},
                 {"k", p.k},
                 {"dtype", p.dtype},
+                {"parts", p.parts},
                 {"gemm_us", overlap.alone_us},
                 {"communication_us", communication_us},
                 {"serial_us", serial.total_us},
@@ -130,6 +149,7 @@ int simulate_problem(SlicedProblem p, const std::string& machine_name, bool json
   std::vector<std::pair<std::string, std::string>> rows = {
       {"operator", text_of(p)},
       {"machine", fmt::format("{} ({}), simulated", machine.name, machine.provenance.kind)},
+      {"parts", parts.reason},
       {"", ""},
       {"GEMM alone", text_of_us(overlap.alone_us)},
       {"communication", text_of_us(communication_us) + "  (as one collective)"},

@@ -19,6 +19,7 @@
 #include "option_values.h"
 #include "paced_run.h"
 #include "sliced_options.h"
+#include "tuning_options.h"
 
 /// `flashoverlap run` for operators whose data travels in slices: checked, and measured tail-free, in slices
 /// on a collective each, and serially.
@@ -29,6 +30,7 @@ using Json = nlohmann::ordered_json;
 
 struct SlicedRun {
   std::int64_t iterations = 5;
+  TuningOptions tuning;
   LinkChoice link;
   std::string trace_path;
   bool json = false;
@@ -39,17 +41,20 @@ struct SlicedResult {
   double gemm_us = 0;  ///< Medians of the slowest rank's time.
   double communication_us = 0;
   double serial_us = 0;
+  double serial_exposed_us = 0;
   std::optional<double> sliced_us;
+  double sliced_exposed_us = 0;
   double overlap_us = 0;
+  double overlap_exposed_us = 0;
+  TunedCall parts;  ///< Where the parts of slices come from.
   double max_error = 0;
   std::string wrong;  ///< Empty: correct.
   bool equals_serial = true;
   int threads = 0;
   Timeline timeline;
 
-  [[nodiscard]] double exposed_us() const { return std::max(0.0, overlap_us - gemm_us); }
-  [[nodiscard]] double share_of(double total_us) const {
-    return communication_us > 0 ? std::max(0.0, total_us - gemm_us) / communication_us : 0;
+  [[nodiscard]] double share_of(double exposed_us) const {
+    return communication_us > 0 ? exposed_us / communication_us : 0;
   }
 };
 
@@ -58,7 +63,7 @@ bool gathers(const SlicedProblem& p) {
 }
 
 bool reduces(const SlicedProblem& p) {
-  return p.op == SlicedOp::kReduceScatter || p.op == SlicedOp::kGradient;
+  return p.op == SlicedOp::kGradient;
 }
 
 /// What each rank multiplies, once all has arrived.
@@ -76,17 +81,18 @@ std::vector<Inputs> make_inputs(const SlicedProblem& p) {
   return inputs;
 }
 
-std::unique_ptr<GemmOperator> make_sliced_operator(Context& context, const SlicedProblem& p) {
+std::unique_ptr<GemmOperator> make_sliced_operator(Context& context, const SlicedProblem& p,
+                                                   const std::shared_ptr<const CallTuner>& tuner) {
+  context.set_tuner(tuner);
   const BaselineOptions baseline{.num_slices = p.baseline_slices};
   const GemmOptions gemm = gemm_options(p);
   const SliceOptions slices = slice_options(p);
   switch (p.op) {
     case SlicedOp::kAllGatherGemm:
       return std::make_unique<AllGatherGemm>(context, gemm, slices, baseline);
-    case SlicedOp::kReduceScatter:
-      return std::make_unique<GemmReduceScatter>(context, gemm, OverlapMethod::kTailFree, slices, baseline);
     case SlicedOp::kShardedWeight:
       return std::make_unique<ShardedWeightGemm>(context, gemm, slices, baseline);
+    case SlicedOp::kReduceScatter:  // run_measure.cpp has it
     case SlicedOp::kGradient:
       return std::make_unique<GradientReduceScatter>(context, gemm, slices, baseline);
     case SlicedOp::kHeads:
@@ -126,12 +132,12 @@ Matrix own_columns(const Matrix& whole, std::int64_t begin, std::int64_t end) {
 class SlicedRank {
  public:
   SlicedRank(std::shared_ptr<Communicator> communicator, const SlicedProblem& p,
-             const std::vector<Inputs>& inputs)
+             const std::vector<Inputs>& inputs, const std::shared_ptr<const CallTuner>& tuner)
       : p_(p),
         inputs_(inputs),
         rank_(static_cast<std::size_t>(communicator->rank())),
         context_(std::move(communicator), context_options(p)),
-        op_(make_sliced_operator(context_, p)),
+        op_(make_sliced_operator(context_, p, tuner)),
         out_(op_->output_rows(), op_->plan().output_cols, parse_dtype(p.dtype)) {
     const auto world = static_cast<std::int32_t>(p.ranks);
     const bool columns = p.op == SlicedOp::kShardedWeight;
@@ -274,7 +280,7 @@ double wire_bytes(const SlicedProblem& p) {
 LinkModel link_of_gemm(const SlicedProblem& p, const std::vector<Inputs>& inputs, double latency_us) {
   std::vector<double> gemm_us;
   run_ranks(static_cast<int>(p.ranks), {}, [&](std::shared_ptr<Communicator> communicator) {
-    SlicedRank run(communicator, p, inputs);
+    SlicedRank run(communicator, p, inputs, nullptr);
     run.run(Method::kOverlap, Mode::kPlainGemm);
     for (int call = 0; call < 3; ++call) {
       const double us = slowest_us(*communicator, [&] { run.run(Method::kOverlap, Mode::kPlainGemm); });
@@ -289,10 +295,13 @@ SlicedResult measure(const SlicedProblem& p, const SlicedRun& options) {
   SlicedResult result;
   result.link =
       options.link.is_auto ? link_of_gemm(p, inputs, options.link.model.latency_us) : options.link.model;
+  result.parts.explanation = p.parts > 0 ? fmt::format("{}, given", p.parts) : "as few as leave no tail";
+  const auto tuner = make_tuner(options.tuning, p.ranks, threads_per_rank(p.threads, p.ranks), result.link,
+                                std::nullopt, [&](const TunedCall& chosen) { result.parts = chosen; });
   std::mutex mutex;
   run_ranks(static_cast<int>(p.ranks), {.link = result.link},
             [&](std::shared_ptr<Communicator> communicator) {
-              SlicedRank run(communicator, p, inputs);
+              SlicedRank run(communicator, p, inputs, tuner);
               std::vector<double> gemm, communication, serial, sliced, overlap;
               const auto checked = [&] {
                 const Matrix serial_out = run.run_afresh(Method::kSerial);
@@ -327,8 +336,13 @@ SlicedResult measure(const SlicedProblem& p, const SlicedRun& options) {
               result.gemm_us = core::median(gemm);
               result.communication_us = core::median(communication);
               result.serial_us = core::median(serial);
-              if (run.has_sliced()) result.sliced_us = core::median(sliced);
+              result.serial_exposed_us = exposed_us(serial, gemm);
+              if (run.has_sliced()) {
+                result.sliced_us = core::median(sliced);
+                result.sliced_exposed_us = exposed_us(sliced, gemm);
+              }
               result.overlap_us = core::median(overlap);
+              result.overlap_exposed_us = exposed_us(overlap, gemm);
             });
   return result;
 }
@@ -350,9 +364,10 @@ void print_result(const SlicedProblem& p, const SlicedRun& options, const Sliced
                 {"serial_us", r.serial_us},
                 {"sliced_us", r.sliced_us ? Json(*r.sliced_us) : Json()},
                 {"overlap_us", r.overlap_us},
-                {"exposed_us", r.exposed_us()},
-                {"exposed_share", r.share_of(r.overlap_us)},
-                {"sliced_exposed_share", r.sliced_us ? Json(r.share_of(*r.sliced_us)) : Json()},
+                {"parts", r.parts.explanation},
+                {"exposed_us", r.overlap_exposed_us},
+                {"exposed_share", r.share_of(r.overlap_exposed_us)},
+                {"sliced_exposed_share", r.sliced_us ? Json(r.share_of(r.sliced_exposed_us)) : Json()},
                 {"speedup", r.serial_us / r.overlap_us},
                 {"max_error", r.max_error},
                 {"correct", r.wrong.empty()},
@@ -360,25 +375,25 @@ void print_result(const SlicedProblem& p, const SlicedRun& options, const Sliced
                 {"seed", p.seed}});
     return;
   }
-  const auto row = [&](double us) {
-    return fmt::format("{}, exposed communication {} ({:.1f} % of it)", text_of_us(us),
-                       text_of_us(std::max(0.0, us - r.gemm_us)), 100 * r.share_of(us));
+  const auto row = [&](double total_us, double exposed_us) {
+    return text_of_exposed(total_us, exposed_us, r.communication_us);
   };
   std::vector<std::pair<std::string, std::string>> rows = {
       {"operator", text_of(p)},
       {"machine",
        fmt::format("cpu backend, {} compute thread{} per rank", r.threads, r.threads == 1 ? "" : "s")},
       {"link", text_of(r.link)},
+      {"parts", r.parts.explanation},
       {"", ""},
       {"GEMM alone", text_of_us(r.gemm_us)},
       {"communication alone", text_of_us(r.communication_us) + "  (as one collective)"},
-      {"serial", row(r.serial_us)}};
+      {"serial", row(r.serial_us, r.serial_exposed_us)}};
   std::string speed_up = fmt::format("{:.2f}x over serial", r.serial_us / r.overlap_us);
   if (r.sliced_us) {
-    rows.emplace_back(fmt::format("{} slices", p.baseline_slices), row(*r.sliced_us));
+    rows.emplace_back(fmt::format("{} slices", p.baseline_slices), row(*r.sliced_us, r.sliced_exposed_us));
     speed_up += fmt::format(", {:.2f}x over slices", *r.sliced_us / r.overlap_us);
   }
-  rows.emplace_back("tail-free", row(r.overlap_us));
+  rows.emplace_back("tail-free", row(r.overlap_us, r.overlap_exposed_us));
   rows.emplace_back("speed-up", speed_up);
   rows.emplace_back("result", r.wrong.empty()
                                   ? fmt::format("correct on every rank: max error {:.2g}{}", r.max_error,
@@ -409,6 +424,8 @@ void add_sliced_run(CLI::App& parent, Action& action) {
     add_integer(sub, "--iterations", run->iterations, {1, 1'000'000}, "Measured calls of each kind")
         ->default_str(std::to_string(run->iterations));
     add_link_options(sub, run->link);
+    run->tuning.no_cache = true;  // it has no entries for slices
+    add_machine_option(sub, run->tuning, "of this machine, where flashoverlap profile made one");
     sub.add_flag("--json", run->json, "Print one JSON object instead of the table");
     sub.add_option("--trace", run->trace_path, "Write the last tail-free call as Chrome trace events")
         ->type_name("FILE");

@@ -33,13 +33,19 @@ std::string today() {
   return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
 }
 
+std::int64_t threads_of(const ProblemOptions& problem) {
+  return threads_per_rank(problem.threads, problem.ranks);
+}
+
 /// The profile that the options name; without one, and without one of this machine, this machine is measured
 /// now.
 MachineProfile machine_for(const TuneCommand& command) {
-  if (std::optional<MachineProfile> found = find_machine(command.tuning, command.problem)) return *found;
+  if (std::optional<MachineProfile> found =
+          find_machine(command.tuning, command.problem.ranks, threads_of(command.problem)))
+    return *found;
   fmt::print(stderr, "No profile of this machine yet: measuring it (flashoverlap profile keeps one).\n");
   return measure_profile({.ranks = command.problem.ranks,
-                          .threads = threads_per_rank(command.problem),
+                          .threads = threads_of(command.problem),
                           .dtypes = {command.problem.dtype},
                           .repetitions = 5},
                          [](std::int64_t, std::int64_t, const std::string&) {});
@@ -70,7 +76,7 @@ TuningEntry entry_of(const TuneCommand& command, const TuneResult& result, const
                .k = p.k,
                .dtype = p.dtype,
                .world_size = p.ranks,
-               .units = threads_per_rank(p),
+               .units = threads_of(p),
                .epilogue = "any",
                .variant = variant,
                .communicator = communicator_name(command.link)};
@@ -121,8 +127,7 @@ int tune(TuneCommand& command) {
   const MachineProfile profile = machine_for(command);
   const MachineProfile machine = named ? profile : paced(profile, command.link);
   const Routing routing = make_routing(command.problem);
-  const TuneRequest request =
-      tune_request(command.problem, machine, named ? 0 : threads_per_rank(command.problem));
+  const TuneRequest request = tune_request(command.problem, machine, named ? 0 : threads_of(command.problem));
   TuneResult result = tune_call(request, machine);
   if (command.measured > 0) {
     measure_best(result, command.measured,

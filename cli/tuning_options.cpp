@@ -29,10 +29,10 @@ void add_cache_options(CLI::App& app, TuningOptions& options) {
   app.add_flag("--no-cache", options.no_cache, "Neither read nor write the tuning cache")->excludes(cache);
 }
 
-std::int64_t threads_per_rank(const ProblemOptions& options) {
-  if (options.threads > 0) return options.threads;
+std::int64_t threads_per_rank(std::int64_t threads, std::int64_t ranks) {
+  if (threads > 0) return threads;
   const auto cores = static_cast<std::int64_t>(std::thread::hardware_concurrency());  // as Context does
-  return std::max<std::int64_t>(1, cores / options.ranks);
+  return std::max<std::int64_t>(1, cores / ranks);
 }
 
 std::string default_profile_path(std::int64_t ranks, std::int64_t threads) {
@@ -63,9 +63,10 @@ void warn(const std::string& text) {
   fmt::print(stderr, "flashoverlap: warning: {}\n", text);
 }
 
-std::optional<MachineProfile> find_machine(const TuningOptions& options, const ProblemOptions& problem) {
+std::optional<MachineProfile> find_machine(const TuningOptions& options, std::int64_t ranks,
+                                           std::int64_t threads) {
   if (!options.machine.empty()) return load_machine_profile(options.machine);
-  const std::string path = default_profile_path(problem.ranks, threads_per_rank(problem));
+  const std::string path = default_profile_path(ranks, threads);
   if (path.empty() || !std::filesystem::exists(path)) return std::nullopt;
   try {
     MachineProfile machine = load_machine_profile(path);
@@ -102,11 +103,12 @@ MachineProfile profile_of_run(const GemmSample& gemm, const LinkModel& link) {
 
 }  // namespace
 
-std::shared_ptr<const CallTuner> make_tuner(const TuningOptions& options, const ProblemOptions& problem,
-                                            const LinkModel& link, const std::optional<GemmSample>& gemm,
-                                            std::function<void(const TunedCall&)> on_choice) {
+std::shared_ptr<const CallTuner> make_tuner(const TuningOptions& options, std::int64_t ranks,
+                                            std::int64_t threads, const LinkModel& link,
+                                            const std::optional<GemmSample>& gemm,
+                                            const std::function<void(const TunedCall&)>& on_choice) {
   CallTuner::Options tuner;
-  if (std::optional<MachineProfile> machine = find_machine(options, problem)) {
+  if (std::optional<MachineProfile> machine = find_machine(options, ranks, threads)) {
     tuner.machine = paced(*machine, link);
   } else if (gemm && gemm->duration_us > 0 && gemm->m > 0 && gemm->n > 0 && gemm->k > 0 &&
              link.bandwidth_gbps > 0) {
@@ -116,7 +118,11 @@ std::shared_ptr<const CallTuner> make_tuner(const TuningOptions& options, const 
   tuner.identity = this_machine();
   tuner.communicator = communicator_name(link);
   tuner.warn = warn;
-  tuner.on_choice = std::move(on_choice);
+  tuner.on_choice = on_choice;
+  tuner.on_parts = [on_choice](const PartsChoice& choice) {
+    on_choice(
+        {.tile = {}, .partition = {}, .origin = ChoiceOrigin::kPredicted, .explanation = choice.reason});
+  };
   return std::make_shared<const CallTuner>(std::move(tuner));
 }
 

@@ -19,8 +19,8 @@ struct TuningOptions {
 void add_machine_option(CLI::App& app, TuningOptions& options, const std::string& otherwise);
 void add_cache_options(CLI::App& app, TuningOptions& options);
 
-/// Threads of each rank: what the options say, or cores / ranks, at least 1.
-std::int64_t threads_per_rank(const ProblemOptions& options);
+/// Threads of each rank: `threads` where it is not 0, otherwise cores / ranks, at least 1.
+std::int64_t threads_per_rank(std::int64_t threads, std::int64_t ranks);
 
 /// Where `flashoverlap profile` puts the profile of this machine with so many ranks and threads, and the
 /// others look for it: next to the tuning cache. Empty when there is no place for it.
@@ -35,17 +35,20 @@ std::string communicator_name(const LinkModel& link);
 /// Empty with --no-cache, or where there is no place for one.
 std::string cache_path(const TuningOptions& options);
 
-/// The profile that --machine names, or this machine's, or none. Throws Error for one that is named and
-/// cannot be used; one that is not named and cannot be used is warned of.
-std::optional<MachineProfile> find_machine(const TuningOptions& options, const ProblemOptions& problem);
+/// The profile that --machine names, or this machine's for so many ranks of so many threads, or none. Throws
+/// Error for one that is named and cannot be used; one that is not named and cannot be used is warned of.
+std::optional<MachineProfile> find_machine(const TuningOptions& options, std::int64_t ranks,
+                                           std::int64_t threads);
 
 /// One line on stderr.
 void warn(const std::string& text);
 
-/// What `run` gives to its contexts. Where there is no machine profile, one is made of what this run knows
-/// anyway: the GEMM that it timed and the link that it is paced to.
-std::shared_ptr<const CallTuner> make_tuner(const TuningOptions& options, const ProblemOptions& problem,
-                                            const LinkModel& link, const std::optional<GemmSample>& gemm,
-                                            std::function<void(const TunedCall&)> on_choice);
+/// What `run` gives to its contexts of `threads` threads. Where there is no machine profile, one is made of
+/// what this run knows anyway: the GEMM that it timed, where there is one, and the link that it is paced to.
+/// `on_choice` hears of the parts of slices, too: the explanation says which.
+std::shared_ptr<const CallTuner> make_tuner(const TuningOptions& options, std::int64_t ranks,
+                                            std::int64_t threads, const LinkModel& link,
+                                            const std::optional<GemmSample>& gemm,
+                                            const std::function<void(const TunedCall&)>& on_choice);
 
 }  // namespace flashoverlap::cli

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "process.h"
 
@@ -14,8 +16,9 @@ using Json = nlohmann::json;
 using test::run_command;
 using test::words_of;
 
-constexpr const char* kOps[] = {"all-gather-gemm",         "tail-free-reduce-scatter", "sharded-weight-gemm",
-                                "gradient-reduce-scatter", "gemm-all-to-all-heads",    "all-to-all-gemm"};
+constexpr const char* kOps[] = {"all-gather-gemm", "sharded-weight-gemm", "gradient-reduce-scatter",
+                                "gemm-all-to-all-heads", "all-to-all-gemm"};
+constexpr const char* kMethods[] = {"tail-free", "signal", "auto"};
 constexpr const char* kSmall = " -m 60 -n 44 -k 20 --ranks 3 --tile-m 8 --tile-n 16 --threads 1";
 
 Json json_of(const std::string& line) {
@@ -83,6 +86,101 @@ TEST(SlicedCommand, SimulationShowsNoTailWhereCommunicationIsShort) {
   }
 }
 
+// What auto comes to where nothing stands against tail-free.
+std::string resolved(const std::string& method) {
+  return method == "auto" ? "tail-free" : method;
+}
+
+TEST(ReduceScatterMethods, RunChecksThemBesideTheirBaselines) {
+  for (const std::string method : kMethods) {
+    for (const char* how : {" --link-gbps 0", " --slices 10,0,50", " --dtype bf16 --parts 3"}) {
+      const Json run = json_of("run gemm-reduce-scatter --no-cache --method " + method + kSmall + how +
+                               " --iterations 2 --baseline-slices 2");
+      EXPECT_EQ(run.at("method"), resolved(method));
+      EXPECT_EQ(run.at("correct"), true) << run;
+      EXPECT_EQ(run.at("equals_serial"), true) << run;
+      EXPECT_GT(run.at("sliced_us"), 0);
+      for (const char* share : {"exposed_share", "serial_exposed_share", "sliced_exposed_share"})
+        EXPECT_GE(run.at(share), 0) << share;
+    }
+  }
+  EXPECT_FALSE(
+      json_of(std::string("run gemm-reduce-scatter --no-cache --iterations 1") + kSmall).contains("method"));
+  // A partition is of signals.
+  const Json partition = json_of(
+      "run gemm-reduce-scatter --method auto -m 8 -n 8 -k 8 --tile-m 4 --tile-n 8"
+      " --partition 1,1 --no-cache --iterations 1");
+  EXPECT_EQ(partition.at("method"), "signal");
+}
+
+TEST(ReduceScatterMethods, TableSaysWhatIsExposedAndWhereThePartsAreFrom) {
+  const std::string line =
+      std::string("run gemm-reduce-scatter --method tail-free --no-cache --iterations 1") +
+      " --link-gbps 0.1 --link-latency-us 10" + kSmall;
+  const auto expect = [&](const std::string& more, const std::vector<std::string>& parts) {
+    const auto result =
+        run_command(words_of(line + more), {.environment = {{"XDG_CACHE_HOME", "/nonexistent"}}});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    for (const std::string& part : parts)
+      EXPECT_NE(result.out.find(part), std::string::npos) << part << " in\n" << result.out;
+  };
+  expect("", {"method tail-free, slices equal", "\nserial ", "\n4 slices ", "\ntail-free ",
+              "exposed communication", "default: as few parts as leave no tail", "same bits as serial"});
+  expect(" --parts 2", {"default: 2 parts a slice, given"});
+  expect(" --machine 4x-rtx4090-pcie --dtype f16", {"chosen", "predicted: ", " us simulated; "});
+}
+
+TEST(ReduceScatterMethods, PlanIsWhatRunCarriesOut) {
+  for (const std::string method : kMethods) {
+    const Json plan = json_of("plan gemm-reduce-scatter --method " + method + kSmall + " --slices 10,0,50");
+    std::set<std::string> kinds;
+    for (const Json& transfer : plan.at("transfers")) kinds.insert(transfer.at("kind"));
+    EXPECT_EQ(kinds.contains("reduce-scatter"), method == "signal") << plan;
+    EXPECT_EQ(kinds.contains("send"), method != "signal") << plan;
+  }
+}
+
+TEST(ReduceScatterMethods, SimulationComparesThem) {
+  const std::string shape = " -m 8192 -n 4096 -k 4096 --dtype f16 --ranks 4 --machine 4x-a100-nvlink";
+  for (const std::string method : kMethods) {
+    const Json sim = json_of("simulate gemm-reduce-scatter --method " + method + shape);
+    EXPECT_EQ(sim.at("method"), resolved(method));
+    EXPECT_EQ(sim.contains("parts"), method != "signal");
+    EXPECT_LT(sim.at("overlap_us"), sim.at("sliced_us"));
+    EXPECT_LT(sim.at("sliced_us"), sim.at("serial_us"));
+    EXPECT_LT(sim.at("exposed_share"), sim.at("sliced_exposed_share"));
+    EXPECT_LT(sim.at("sliced_exposed_share"), sim.at("serial_exposed_share"));
+  }
+  const Json sweep = json_of("simulate gemm-reduce-scatter --method tail-free --sweep ranks=2,3" + shape);
+  for (const Json& row : sweep.at("rows")) EXPECT_LE(row.at("exposed_share"), 0.005) << row;
+  const auto table =
+      run_command(words_of("simulate gemm-reduce-scatter --method tail-free --parts 2" + shape), {});
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  for (const char* part : {"2, given", "\n4 slices ", "\ntail-free ", "exposed communication"})
+    EXPECT_NE(table.out.find(part), std::string::npos) << part << " in\n" << table.out;
+}
+
+// On a link that is slower than the GEMM finer slices pay, and auto finds them.
+TEST(SlicedCommand, PartsAreChosenOnAKnownMachine) {
+  const std::string machine = " --dtype f16 --ranks 4 --machine 4x-rtx4090-pcie";
+  for (const std::string op : {"all-gather-gemm", "gemm-reduce-scatter --method tail-free"}) {
+    const std::string line = "simulate " + op + " -m 2048 -n 1024 -k 4096" + machine;
+    const Json chosen = json_of(line);
+    for (const char* parts : {"1", "2", "4", "8"}) {
+      EXPECT_LE(chosen.at("overlap_us").get<double>(),
+                1.005 * json_of(line + " --parts " + parts).at("overlap_us").get<double>())
+          << op << " in " << parts << " parts";
+    }
+  }
+  const auto run =
+      run_command(words_of("run all-gather-gemm --machine 4x-rtx4090-pcie --dtype f16 --iterations 1"
+                           " --link-gbps 0 --link-latency-us 1 -m 64 -n 32 -k 16 --ranks 2"),
+                  {});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_NE(run.out.find(" us simulated"), std::string::npos) << run.out;
+  expect_refused("run all-gather-gemm --machine nowhere", "nowhere");
+}
+
 TEST(SlicedCommand, LayersAreCheckedAgainstTheirWholeSelves) {
   const std::string layers[] = {"mlp-tpsp --tokens 50 --hidden 24 --inner 30",
                                 "linear-dp --samples 20 --in 17 --out 31",
@@ -126,10 +224,31 @@ TEST(SlicedCommand, BadOptionsSayWhatIsExpected) {
 
   expect_refused("run all-gather-gemm --slices 1,2 -m 60 --ranks 3 -n 4 -k 4",
                  "there are 2 slice sizes (1,2); expected one for each of 3 ranks");
-  expect_refused("plan tail-free-reduce-scatter --slices 1,2,3 -m 60 --ranks 3",
+  expect_refused("plan gemm-reduce-scatter --method tail-free --slices 1,2,3 -m 60 --ranks 3",
                  "slice sizes 1,2,3 sum to 6; expected 60");
   expect_refused("plan all-gather-gemm --ranks 3 --rank 3", "--rank: '3' is not accepted");
   expect_refused("simulate all-gather-gemm", "--machine: is needed");
+  expect_refused("run gemm-reduce-scatter --method tail",
+                 "--method: 'tail' is not accepted; expected signal, tail-free, auto");
+  expect_refused("run gemm-all-reduce --method signal", "--method: does not apply to gemm-all-reduce");
+  for (const char* option : {"--parts 2", "--slices 1,2", "--baseline-slices 3"}) {
+    const std::string words = option;
+    expect_refused("run gemm-reduce-scatter " + words,
+                   words.substr(0, words.find(' ')) + ": is for --method signal, tail-free or auto");
+  }
+  expect_refused("run gemm-reduce-scatter --method auto --rows block-cyclic",
+                 "--rows: block-cyclic does not go with --method: rank r keeps slice r of the rows");
+  expect_refused("run gemm-reduce-scatter --method tail-free --partition 1,2",
+                 "--partition: partition 1,2 does not apply to tail-free plans: slices take its place");
+  for (const char* command : {"run", "plan"}) {
+    expect_refused(
+        std::string(command) + " gemm-reduce-scatter --method tail-free --ranks 65",
+        "--method: tail-free takes a thread for each pair of ranks, so at most 64 ranks; --ranks is 65");
+  }
+  expect_refused(
+      "simulate gemm-reduce-scatter --method signal -m 9 --slices 4,5 --ranks 2 --dtype f16"
+      " --machine 4x-a100-nvlink",
+      "--slices: of given sizes are simulated with --method tail-free only");
   expect_refused("run -m 5 all-gather-gemm",
                  "--m: stands before all-gather-gemm; its options belong behind it");
 }
