@@ -2,6 +2,7 @@
 # The Python package: checked, built as a wheel, installed and tested in virtual environments. Called by `./dev python-test`.
 #
 #   python_test.sh [--frameworks] [ARGS]   ARGS go to pytest: -k NAME, -x, …
+#   python_test.sh --environment           only makes build/python/venv, with what builds and checks the package
 #
 # --frameworks also installs JAX and PyTorch, which on Linux brings some 3 GB of CUDA libraries. What cannot be installed is
 # said, and its tests are skipped and counted; without --frameworks they run where the environment has the framework already.
@@ -42,6 +43,9 @@ mkdir -p "$folder"
 make_environment "$venv"
 pip_install 600 "$venv/bin/python" -r python/requirements-test.txt
 export PATH=$venv/bin:$PATH
+if [[ ${1:-} == --environment ]]; then
+  exit 0
+fi
 
 install_frameworks() {
   local framework
