@@ -35,7 +35,8 @@ struct NcclOptions {
 std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Communicator> control,
                                                      const NcclOptions& options);
 
-/// Who moves what an all-gather or an all-to-all only copies. Sums are always taken by kernels.
+/// Who moves bytes between ranks of one process. Sums are taken by kernels: of the other ranks' memory, or of
+/// what the copy engine has brought.
 enum class PeerCopy {
   kKernel,      ///< Blocks on SMs.
   kCopyEngine,  ///< cudaMemcpyAsync: takes no SM, so a GEMM that waits for slices can have them all.

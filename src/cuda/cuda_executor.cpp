@@ -136,7 +136,8 @@ std::unique_ptr<PreparedPlan> CudaExecutor::prepare(OverlapPlan plan) {
   auto prepared = std::make_unique<PreparedCudaPlan>(options_.device, std::move(plan), std::move(variants),
                                                      as_serial, options_.sums);
   reserve_workspace(*prepared);
-  for (const TransferStep& step : prepared->steps()) (void)channel(step.channel);
+  for (std::size_t i = 0; i < prepared->steps().size(); ++i)
+    (void)channel(stream_of(prepared->plan(), prepared->steps()[i], i));
   (void)channel(0);
   return prepared;
 }
@@ -175,6 +176,17 @@ std::optional<PlanShape> CudaExecutor::suggest(std::int64_t m, std::int64_t n, s
       .tile_n = variant.tile_cols,
       .swizzle = std::clamp<std::int64_t>(std::llround(side), 1, tile_rows),
       .resources = {.compute_units = units, .communication_units = num_sms(options_.device) - gemm_sms_}};
+}
+
+// The channel's stream; or, where nothing of a collective but its sum takes an SM, one of two in turn, so
+// that one group is added up while the next one travels. Their order in the channel is kept where they are
+// issued.
+std::int32_t CudaExecutor::stream_of(const OverlapPlan& plan, const TransferStep& step,
+                                     std::size_t place) const {
+  const bool is_after_group =
+      step.collective >= 0 && plan.transfers[as_index(step.collective)].trigger.kind == TriggerKind::kGroup;
+  if (!is_after_group || peers_ == nullptr || !peers_->copies_without_sms()) return step.channel;
+  return 2 * step.channel + static_cast<std::int32_t>(place % 2);
 }
 
 CudaStream& CudaExecutor::channel(std::int32_t index) {

@@ -49,17 +49,20 @@ class CudaExecutor final : public Executor {
   void enqueue_serial(Call& call);
   void enqueue_gemm(Call& call);
   void enqueue_transfers(Call& call);
-  void enqueue_step(Call& call, const TransferStep& step);
+  void enqueue_step(Call& call, const TransferStep& step, CudaStream& stream);
   void enqueue_collective(Call& call, const Transfer& transfer, CudaStream& stream,
                           const TransferLabel& label);
   void enqueue_partial_sums(const Call& call, const Transfer& transfer, CudaStream& stream,
                             const TransferLabel& label);
   void enqueue_pair(Call& call, const TransferStep& step, CudaStream& stream, const TransferLabel& label);
+  void enqueue_messages(Call& call);
   void announce_arrival(const TransferStep& step, cudaStream_t stream);
   void wait_for_group(const Call& call, std::int64_t group, cudaStream_t stream);
   void enqueue_restore(Call& call);
   void fill_for_empty_k(Call& call);
   CudaStream& channel(std::int32_t index);
+  [[nodiscard]] std::int32_t stream_of(const OverlapPlan& plan, const TransferStep& step,
+                                       std::size_t place) const;
   [[nodiscard]] void* region(const Call& call, const Region& region) const;
   [[nodiscard]] cudaStream_t gemm_stream(cudaStream_t caller);
   [[nodiscard]] std::uint64_t timeout_ns() const;

@@ -1,4 +1,6 @@
 // The communication streams of a call: what they wait for, the communicator's calls, what they announce.
+#include <algorithm>
+
 #include "core/fail.h"
 #include "cuda_call.h"
 
@@ -13,15 +15,27 @@ std::vector<std::int64_t> equal_counts(const OverlapPlan& plan, std::int64_t tot
   return std::vector<std::int64_t>(as_index(plan.world_size), total / plan.world_size);
 }
 
+// Sends and receives that wait for nothing.
+bool is_messages_from_the_start(const OverlapPlan& plan, const std::vector<TransferStep>& steps) {
+  return std::all_of(steps.begin(), steps.end(), [&](const TransferStep& step) {
+    return step.collective < 0 && step.channel == steps.front().channel &&
+           (step.send < 0 || plan.transfers[as_index(step.send)].trigger.kind == TriggerKind::kStart);
+  });
+}
+
 }  // namespace
 
 void CudaExecutor::enqueue_transfers(Call& call) {
+  const bool at_once = peers_ != nullptr && peers_->copies_without_sms() && !call.prepared.steps().empty() &&
+                       is_messages_from_the_start(call.plan(), call.prepared.steps());
+  if (at_once) return enqueue_messages(call);
   std::vector<bool> used(channels_.size(), false);
-  for (const TransferStep& step : call.prepared.steps()) {
-    const std::size_t index = as_index(step.channel);
+  const std::vector<TransferStep>& steps = call.prepared.steps();
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const std::size_t index = as_index(stream_of(call.plan(), steps[i], i));
     if (!used[index]) start_.wait_on(channels_[index]->get());
     used[index] = true;
-    enqueue_step(call, step);
+    enqueue_step(call, steps[i], *channels_[index]);
   }
   for (std::size_t index = 0; index < used.size(); ++index) {
     if (!used[index]) continue;
@@ -30,9 +44,39 @@ void CudaExecutor::enqueue_transfers(Call& call) {
   }
 }
 
-void CudaExecutor::enqueue_step(Call& call, const TransferStep& step) {
+// All in one meeting of the ranks, which takes the host longer than a copy takes the device.
+void CudaExecutor::enqueue_messages(Call& call) {
   const OverlapPlan& plan = call.plan();
-  CudaStream& stream = channel(step.channel);
+  const std::vector<TransferStep>& steps = call.prepared.steps();
+  CudaStream& stream = channel(steps.front().channel);
+  std::vector<PeerMessage> sends, receives;
+  std::vector<const TransferStep*> brought_by;
+  for (const TransferStep& step : steps) {
+    if (step.send >= 0) {
+      const Transfer& transfer = plan.transfers[as_index(step.send)];
+      sends.push_back({transfer.peer, region(call, transfer.source), transfer.source.count});
+    }
+    if (step.receive >= 0) {
+      const Transfer& transfer = plan.transfers[as_index(step.receive)];
+      receives.push_back({transfer.peer, region(call, transfer.destination), transfer.destination.count});
+      brought_by.push_back(&step);
+    }
+  }
+  TransferLabel label{.operation = plan.operation};
+  if (!brought_by.empty()) label.slice = plan.transfers[as_index(brought_by.front()->receive)].slice;
+  start_.wait_on(stream.get());
+  call.log.begin(stream.get(), fmt::format("communication {}", steps.front().channel),
+                 fmt::format("{} messages", receives.size()), SpanKind::kCommunication);
+  peers_->exchange_messages(sends, receives, plan.dtype, stream, label, [&](std::size_t i) {
+    if (call.is_gated && brought_by[i]->brings_slice) announce_arrival(*brought_by[i], stream.get());
+  });
+  call.log.end(stream.get());
+  channel_done_[as_index(steps.front().channel)].record(stream.get());
+  channel_done_[as_index(steps.front().channel)].wait_on(call.stream);
+}
+
+void CudaExecutor::enqueue_step(Call& call, const TransferStep& step, CudaStream& stream) {
+  const OverlapPlan& plan = call.plan();
   const bool is_pair = step.collective < 0;
   // What is waited for, and what is named: the send's group, the receive's slice.
   const std::int64_t sends = is_pair ? step.send : step.collective;

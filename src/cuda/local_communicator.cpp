@@ -1,5 +1,6 @@
 // Collectives between ranks that are threads of this process: kernels read and write the peers' memory.
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "check.h"
@@ -72,13 +73,20 @@ class LocalCommunicator final : public Communicator, public PeerReader {
   void all_reduce(const void* send, void* receive, std::int64_t count, DType dtype, Stream& stream,
                   const TransferLabel& label) override {
     if (count < 0) core::fail(ErrorKind::kBadArgument, "all_reduce: count is {}, must be >= 0", count);
+    const std::int64_t begin = stretch_begin(count, rank_, dtype);
+    if (options_.copies == PeerCopy::kCopyEngine) {
+      std::vector<std::int64_t> counts;
+      for (int r = 0; r < size(); ++r)
+        counts.push_back(stretch_begin(count, r + 1, dtype) - stretch_begin(count, r, dtype));
+      scatter_sums("all-reduce", send, at(receive, begin, dtype), counts, dtype, stream, label);
+      return gather("all-reduce", at(receive, begin, dtype), receive, counts, dtype, stream, label);
+    }
     LocalCall call{"all-reduce", send, receive, {count}, {}, dtype, label};
     const auto bytes = static_cast<double>(count * size_of(dtype));
     run(std::move(call), stream, 2.0 * bytes * (size() - 1) / size(),
         [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
           // Rank r sums stretch r of everybody's input and writes it into everybody's output: each byte is
           // read and written once.
-          const std::int64_t begin = stretch_begin(count, rank_, dtype);
           PeerReduceParams params{
               .num_from = size(), .num_to = size(), .count = stretch_begin(count, rank_ + 1, dtype) - begin};
           for (int r = 0; r < size(); ++r) {
@@ -91,33 +99,13 @@ class LocalCommunicator final : public Communicator, public PeerReader {
 
   void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
                       Stream& stream, const TransferLabel& label) override {
-    LocalCall call{
-        "reduce-scatter", send, receive, copy_counts(counts, size(), "reduce_scatter"), {}, dtype, label};
-    const auto bytes = static_cast<double>(sum(counts, size()) * size_of(dtype));
-    run(std::move(call), stream, bytes * (size() - 1) / size(),
-        [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
-          PeerReduceParams params{.num_from = size(), .num_to = 1, .count = counts[index(rank_)]};
-          const std::int64_t begin = sum(counts, rank_);
-          for (int r = 0; r < size(); ++r) params.from[r] = at(calls[index(r)].send, begin, dtype);
-          params.to[0] = receive;
-          launch_peer_reduce(params, dtype, options_.max_ctas, on);
-        });
+    scatter_sums("reduce-scatter", send, receive, copy_counts(counts, size(), "reduce_scatter"), dtype,
+                 stream, label);
   }
 
   void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
                   Stream& stream, const TransferLabel& label) override {
-    LocalCall call{"all-gather", send, receive, copy_counts(counts, size(), "all_gather"), {}, dtype, label};
-    const auto bytes = static_cast<double>(sum(counts, size()) * size_of(dtype));
-    run(std::move(call), stream, bytes * (size() - 1) / size(),
-        [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
-          PeerCopyParams params{};
-          for (int i = 0; i < size(); ++i) {
-            const int r = peer_at(i);
-            void* const to = at(receive, sum(counts, r), dtype);
-            if (calls[index(r)].send != to) add_copy(params, calls[index(r)].send, to, counts[index(r)]);
-          }
-          copy(params, dtype, on);
-        });
+    gather("all-gather", send, receive, copy_counts(counts, size(), "all_gather"), dtype, stream, label);
   }
 
   void all_to_all(const void* send, std::span<const std::int64_t> send_counts, void* receive,
@@ -156,6 +144,29 @@ class LocalCommunicator final : public Communicator, public PeerReader {
             add_copy(params, at(calls[index(r)].send, begin, dtype), to[index(r)], count);
           }
           copy(params, dtype, on);
+        });
+  }
+
+  void exchange_messages(std::span<const PeerMessage> sends, std::span<const PeerMessage> receives,
+                         DType dtype, Stream& stream, const TransferLabel& label,
+                         const std::function<void(std::size_t)>& arrived) override {
+    LocalCall call{"exchange of messages", nullptr, nullptr, {}, {}, dtype, label};
+    call.sends.assign(sends.begin(), sends.end());
+    call.receives.assign(receives.begin(), receives.end());
+    std::int64_t received = 0;
+    for (const PeerMessage& message : receives) received += message.count;
+    run(std::move(call), stream, static_cast<double>(received * size_of(dtype)),
+        [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+          std::vector<std::size_t> next(index(size()), 0);  // among the sends of each rank
+          for (std::size_t i = 0; i < receives.size(); ++i) {
+            const std::vector<PeerMessage>& theirs = calls[index(receives[i].peer)].sends;
+            std::size_t& at = next[index(receives[i].peer)];
+            while (theirs[at].peer != rank_) ++at;  // it is there: the counts of all messages match
+            PeerCopyParams params{};
+            add_copy(params, theirs[at++].data, receives[i].data, receives[i].count);
+            copy(params, dtype, on);
+            arrived(i);
+          }
         });
   }
 
@@ -216,6 +227,62 @@ class LocalCommunicator final : public Communicator, public PeerReader {
   [[nodiscard]] std::chrono::milliseconds timeout() const override { return group_->timeout(); }
 
  private:
+  void scatter_sums(std::string_view kind, const void* send, void* receive,
+                    const std::vector<std::int64_t>& counts, DType dtype, Stream& stream,
+                    const TransferLabel& label) {
+    const auto bytes = static_cast<double>(sum(counts, size()) * size_of(dtype));
+    run({kind, send, receive, counts, {}, dtype, label}, stream, bytes * (size() - 1) / size(),
+        [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+          PeerReduceParams params{.num_from = size(), .num_to = 1, .count = counts[index(rank_)]};
+          const std::int64_t begin = sum(counts, rank_);
+          for (int r = 0; r < size(); ++r) params.from[r] = at(calls[index(r)].send, begin, dtype);
+          if (options_.copies == PeerCopy::kCopyEngine) fetch_for_sum(params, dtype, on);
+          params.to[0] = receive;
+          launch_peer_reduce(params, dtype, options_.max_ctas, on);
+        });
+  }
+
+  /// Copies what other ranks have into this device's memory, and leads the sum there: few SMs read that at
+  /// the rate at which the links bring it, but not what lies at their other end.
+  void fetch_for_sum(PeerReduceParams& params, DType dtype, cudaStream_t on) {
+    if (params.count == 0) return;
+    const std::int64_t bytes = (params.count * size_of(dtype) + 255) / 256 * 256;
+    auto* const scratch = static_cast<char*>(scratch_for(on, bytes * (size() - 1)));
+    PeerCopyParams copies{};
+    for (int i = 1; i < size(); ++i) {
+      const int r = peer_at(i);
+      add_copy(copies, params.from[r], scratch + bytes * (i - 1), params.count);
+      params.from[r] = scratch + bytes * (i - 1);
+    }
+    copy(copies, dtype, on);
+  }
+
+  /// Memory that calls in one stream use one after the other. What is too small stays until the end: freeing
+  /// would wait for the device.
+  void* scratch_for(cudaStream_t stream, std::int64_t bytes) {
+    std::vector<DeviceBuffer>& buffers = scratch_[stream];
+    if (buffers.empty() || buffers.back().bytes() < bytes) {
+      const std::int64_t at_least = buffers.empty() ? 0 : 2 * buffers.back().bytes();
+      buffers.emplace_back(device_, std::max(bytes, at_least), "the partial sums of a local communicator");
+    }
+    return buffers.back().data();
+  }
+
+  void gather(std::string_view kind, const void* send, void* receive, const std::vector<std::int64_t>& counts,
+              DType dtype, Stream& stream, const TransferLabel& label) {
+    const auto bytes = static_cast<double>(sum(counts, size()) * size_of(dtype));
+    run({kind, send, receive, counts, {}, dtype, label}, stream, bytes * (size() - 1) / size(),
+        [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+          PeerCopyParams params{};
+          for (int i = 0; i < size(); ++i) {
+            const int r = peer_at(i);
+            void* const to = at(receive, sum(counts, r), dtype);
+            if (calls[index(r)].send != to) add_copy(params, calls[index(r)].send, to, counts[index(r)]);
+          }
+          copy(params, dtype, on);
+        });
+  }
+
   // First element of rank r's stretch of an all-reduce; stretches begin at multiples of 16 bytes.
   [[nodiscard]] std::int64_t stretch_begin(std::int64_t count, int r, DType dtype) const {
     const std::int64_t vector = 16 / size_of(dtype);
@@ -298,6 +365,7 @@ class LocalCommunicator final : public Communicator, public PeerReader {
   int rank_;
   int device_;
   DeviceBuffer pace_begin_;
+  std::map<cudaStream_t, std::vector<DeviceBuffer>> scratch_;
 };
 
 void check_options(const std::vector<int>& devices, const LocalGpuOptions& options) {

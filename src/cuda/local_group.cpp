@@ -1,5 +1,7 @@
 #include "local_group.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <thread>
 
@@ -21,6 +23,14 @@ std::string describe(const LocalCall& call) {
 }
 
 }  // namespace
+
+std::vector<std::int64_t> counts_with(const std::vector<PeerMessage>& messages, int peer) {
+  std::vector<std::int64_t> counts;
+  for (const PeerMessage& message : messages) {
+    if (message.peer == peer) counts.push_back(message.count);
+  }
+  return counts;
+}
 
 LocalGroup::LocalGroup(std::vector<int> devices, std::chrono::milliseconds timeout)
     : devices_(std::move(devices)),
@@ -99,6 +109,9 @@ void LocalGroup::check_match() const {
       throw_if_failed();
     }
   }
+  for (int from = 0; from < size(); ++from) {
+    for (int to = 0; to < size(); ++to) check_messages(from, to);
+  }
   if (first.kind != "all-to-all") return;
   for (int from = 0; from < size(); ++from) {
     for (int to = 0; to < size(); ++to) {
@@ -112,6 +125,17 @@ void LocalGroup::check_match() const {
       }
     }
   }
+}
+
+void LocalGroup::check_messages(int from, int to) const {
+  const std::vector<std::int64_t> sent = counts_with(calls_[index(from)].sends, to);
+  const std::vector<std::int64_t> expected = counts_with(calls_[index(to)].receives, from);
+  if (sent == expected) return;
+  board_->set(
+      {ErrorKind::kCommunication,
+       fmt::format("{}: rank {} sends messages of [{}] elements to rank {}, which expects [{}]",
+                   describe(calls_.front()), from, fmt::join(sent, ", "), to, fmt::join(expected, ", "))});
+  throw_if_failed();
 }
 
 }  // namespace flashoverlap::cuda

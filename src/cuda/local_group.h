@@ -8,6 +8,7 @@
 
 #include "device.h"
 #include "flashoverlap/communicator.h"
+#include "peer_reader.h"
 #include "watchdog.h"
 
 namespace flashoverlap::cuda {
@@ -21,7 +22,12 @@ struct LocalCall {
   std::vector<std::int64_t> receive_counts;  ///< All-to-all only.
   DType dtype = DType::kFloat32;
   TransferLabel label;
+  std::vector<PeerMessage> sends = {};     ///< Of an exchange of messages.
+  std::vector<PeerMessage> receives = {};  ///< The same.
 };
+
+/// The counts of the messages to or from `peer`, in order.
+std::vector<std::int64_t> counts_with(const std::vector<PeerMessage>& messages, int peer);
 
 /// Shared by the ranks of one group. A collective meets twice: once when every rank's call and its `ready`
 /// event are there, once when every rank's work is in its stream and its `done` event recorded. Two meetings
@@ -53,6 +59,7 @@ class LocalGroup {
   void wait_for_all(int rank);
   void fail_for_missing(int rank);
   void check_match() const;
+  void check_messages(int from, int to) const;
 
   const std::vector<int> devices_;
   std::atomic<std::int64_t> timeout_ms_;

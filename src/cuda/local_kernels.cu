@@ -41,7 +41,43 @@ __device__ __forceinline__ void reduce_element(const PeerReduceParams& params, s
   for (int j = 0; j < params.num_to; ++j) static_cast<Element*>(params.to[j])[i] = from_float<Element>(sum);
 }
 
-// One 16-byte vector of every rank. Not through the read-only cache: `to` may be the same memory.
+// Loads that a thread has under way at once: at the rate of a link its latency holds many.
+constexpr int kLoadsAhead = 8;
+
+// kAhead 16-byte vectors of every rank, `step` apart, as far as there are any: all loads before the first
+// use. Not through the read-only cache: `to` may be the same memory.
+template <class Element, int kFrom, int kAhead>
+__device__ __forceinline__ void reduce_vectors(const PeerReduceParams& params, std::int64_t first,
+                                               std::int64_t step, std::int64_t vectors) {
+  constexpr int kElements = 16 / sizeof(Element);
+  uint4 loaded[kAhead][kFrom];
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) {
+    const std::int64_t v = first + a * step;
+    if (v >= vectors) continue;
+#pragma unroll
+    for (int r = 0; r < kFrom; ++r) loaded[a][r] = static_cast<const uint4*>(params.from[r])[v];
+  }
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) {
+    const std::int64_t v = first + a * step;
+    if (v >= vectors) continue;
+    float sums[kElements] = {};
+#pragma unroll
+    for (int r = 0; r < kFrom; ++r) {
+      const auto* elements = reinterpret_cast<const Element*>(&loaded[a][r]);
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) sums[i] += to_float(elements[i]);
+    }
+    uint4 bits;
+    auto* elements = reinterpret_cast<Element*>(&bits);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) elements[i] = from_float<Element>(sums[i]);
+    for (int j = 0; j < params.num_to; ++j) static_cast<uint4*>(params.to[j])[v] = bits;
+  }
+}
+
+// One vector of any number of ranks.
 template <class Element>
 __device__ __forceinline__ void reduce_vector(const PeerReduceParams& params, std::int64_t v) {
   constexpr int kElements = 16 / sizeof(Element);
@@ -59,7 +95,8 @@ __device__ __forceinline__ void reduce_vector(const PeerReduceParams& params, st
   for (int j = 0; j < params.num_to; ++j) static_cast<uint4*>(params.to[j])[v] = bits;
 }
 
-template <class Element, bool kAligned>
+// kFrom: the number of ranks; 0: any.
+template <class Element, bool kAligned, int kFrom>
 __global__ void __launch_bounds__(kThreads)
     peer_reduce_kernel(const __grid_constant__ PeerReduceParams params) {
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -68,11 +105,30 @@ __global__ void __launch_bounds__(kThreads)
   if constexpr (kAligned) {
     constexpr int kElements = 16 / sizeof(Element);
     const std::int64_t vectors = params.count / kElements;
-#pragma unroll 2
-    for (std::int64_t v = first; v < vectors; v += step) reduce_vector<Element>(params, v);
+    if constexpr (kFrom > 0) {
+      constexpr int kAhead = kLoadsAhead / kFrom;
+      for (std::int64_t v = first; v < vectors; v += kAhead * step)
+        reduce_vectors<Element, kFrom, kAhead>(params, v, step, vectors);
+    } else {
+      for (std::int64_t v = first; v < vectors; v += step) reduce_vector<Element>(params, v);
+    }
     done = vectors * kElements;
   }
   for (std::int64_t i = done + first; i < params.count; i += step) reduce_element<Element>(params, i);
+}
+
+// kLoadsAhead vectors, `step` apart, as far as there are any.
+__device__ __forceinline__ void copy_vectors(uint4* to, const uint4* from, std::int64_t first,
+                                             std::int64_t step, std::int64_t vectors) {
+  uint4 loaded[kLoadsAhead];
+#pragma unroll
+  for (int a = 0; a < kLoadsAhead; ++a) {
+    if (first + a * step < vectors) loaded[a] = from[first + a * step];
+  }
+#pragma unroll
+  for (int a = 0; a < kLoadsAhead; ++a) {
+    if (first + a * step < vectors) to[first + a * step] = loaded[a];
+  }
 }
 
 // All blocks share each copy.
@@ -85,11 +141,11 @@ __global__ void __launch_bounds__(kThreads) peer_copy_kernel(const __grid_consta
     std::int64_t done = 0;
     if constexpr (kAligned) {
       constexpr int kElements = 16 / sizeof(Element);
-      const auto* from = static_cast<const uint4*>(params.from[copy]);
-      auto* to = static_cast<uint4*>(params.to[copy]);
       const std::int64_t vectors = count / kElements;
-#pragma unroll 4
-      for (std::int64_t v = first; v < vectors; v += step) to[v] = from[v];
+      for (std::int64_t v = first; v < vectors; v += kLoadsAhead * step) {
+        copy_vectors(static_cast<uint4*>(params.to[copy]), static_cast<const uint4*>(params.from[copy]), v,
+                     step, vectors);
+      }
       done = vectors * kElements;
     }
     const auto* from = static_cast<const Element*>(params.from[copy]);
@@ -129,6 +185,23 @@ void with_element(DType dtype, Function&& function) {
   }
 }
 
+template <class Element>
+auto reduce_kernel(bool aligned, int num_from) -> void (*)(PeerReduceParams) {
+  if (!aligned) return peer_reduce_kernel<Element, false, 0>;
+  switch (num_from) {
+    case 2:
+      return peer_reduce_kernel<Element, true, 2>;
+    case 3:
+      return peer_reduce_kernel<Element, true, 3>;
+    case 4:
+      return peer_reduce_kernel<Element, true, 4>;
+    case 8:
+      return peer_reduce_kernel<Element, true, 8>;
+    default:
+      return peer_reduce_kernel<Element, true, 0>;
+  }
+}
+
 }  // namespace
 
 void launch_peer_reduce(const PeerReduceParams& params, DType dtype, int max_ctas, cudaStream_t stream) {
@@ -138,7 +211,7 @@ void launch_peer_reduce(const PeerReduceParams& params, DType dtype, int max_cta
   for (int j = 0; j < params.num_to; ++j) aligned = aligned && is_aligned(params.to[j]);
   with_element(dtype, [&](auto element) {
     using Element = decltype(element);
-    const auto kernel = aligned ? peer_reduce_kernel<Element, true> : peer_reduce_kernel<Element, false>;
+    const auto kernel = reduce_kernel<Element>(aligned, params.num_from);
     kernel<<<blocks_for(params.count, max_ctas), kThreads, 0, stream>>>(params);
   });
   FLASHOVERLAP_CUDA_CHECK(cudaGetLastError());
@@ -175,8 +248,10 @@ void load_local_kernels() {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     with_element(dtype, [&](auto element) {
       using Element = decltype(element);
-      FLASHOVERLAP_CUDA_CHECK(cudaFuncGetAttributes(&attributes, peer_reduce_kernel<Element, true>));
-      FLASHOVERLAP_CUDA_CHECK(cudaFuncGetAttributes(&attributes, peer_reduce_kernel<Element, false>));
+      for (const bool aligned : {false, true}) {
+        for (int ranks = 1; ranks <= kMaxLocalRanks; ++ranks)
+          FLASHOVERLAP_CUDA_CHECK(cudaFuncGetAttributes(&attributes, reduce_kernel<Element>(aligned, ranks)));
+      }
       FLASHOVERLAP_CUDA_CHECK(cudaFuncGetAttributes(&attributes, peer_copy_kernel<Element, true>));
       FLASHOVERLAP_CUDA_CHECK(cudaFuncGetAttributes(&attributes, peer_copy_kernel<Element, false>));
     });

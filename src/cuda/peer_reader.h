@@ -2,11 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "flashoverlap/communicator.h"
 
 namespace flashoverlap::cuda {
+
+/// `count` elements at `data` that go to `peer`, or come from there.
+struct PeerMessage {
+  int peer = 0;
+  void* data = nullptr;
+  std::int64_t count = 0;
+};
 
 class PeerReader {
  public:
@@ -23,6 +31,13 @@ class PeerReader {
   virtual void read_peers(const void* send, std::int64_t size, std::int64_t begin, std::int64_t count,
                           std::span<void* const> to, DType dtype, Stream& stream,
                           const TransferLabel& label) = 0;
+
+  /// Sends and receives whose data is there already, all in one meeting of the ranks: the i-th receive from a
+  /// rank takes what that rank's i-th send to this one has. `arrived(i)` is called when the copy for
+  /// receives[i] is in the stream, one after the other.
+  virtual void exchange_messages(std::span<const PeerMessage> sends, std::span<const PeerMessage> receives,
+                                 DType dtype, Stream& stream, const TransferLabel& label,
+                                 const std::function<void(std::size_t)>& arrived) = 0;
 };
 
 }  // namespace flashoverlap::cuda

@@ -6,6 +6,7 @@
 #include "gpu_matrix.h"
 #include "gpu_ranks.h"
 #include "gpu_test.h"
+#include "peer_reader.h"
 
 namespace flashoverlap::gpu_test {
 namespace {
@@ -222,6 +223,68 @@ GPU_TEST(calls_that_do_not_match) {
       false);
   for (const std::string& error : errors)
     GPU_EXPECT(error.find("do not match") != std::string::npos, "it says: " << error);
+}
+
+// Messages between ranks of one process: each goes to its receiver, in order; what does not match is said.
+GPU_TEST(messages_in_one_meeting) {
+  constexpr std::int64_t kCount = 1000;
+  for (const CommunicatorKind kind : {CommunicatorKind::kLocal, CommunicatorKind::kCopyEngine}) {
+    GroupOptions options;
+    options.world_size = 3;
+    options.compute_sms = 8;
+    options.kind = kind;
+    Group group(options);
+    group.run([&](Rank& rank) {
+      const auto stream = rank.communicator->make_stream("test");
+      auto& peers = dynamic_cast<cuda::PeerReader&>(*rank.communicator);
+      const DeviceMatrix own = data_of(rank.rank, 2 * kCount, DType::kFloat16);
+      DeviceMatrix received(1, 4 * kCount, 4 * kCount, DType::kFloat16);
+      received.poison();
+      const auto element = [](const DeviceMatrix& data, std::int64_t i) {
+        return static_cast<void*>(static_cast<std::uint16_t*>(data.data()) + i);
+      };
+      std::vector<cuda::PeerMessage> sends, receives;
+      for (int distance = 1; distance < 3; ++distance) {
+        const int to = (rank.rank + distance) % 3;
+        sends.push_back({to, element(own, 0), kCount});
+        sends.push_back({to, element(own, kCount), kCount});
+        for (int i = 0; i < 2; ++i) {
+          const auto at = static_cast<std::int64_t>(receives.size()) * kCount;
+          receives.push_back({(rank.rank + 3 - distance) % 3, element(received, at), kCount});
+        }
+      }
+      std::vector<std::size_t> arrived;
+      peers.exchange_messages(sends, receives, DType::kFloat16, *stream, {.operation = "test"},
+                              [&](std::size_t i) { arrived.push_back(i); });
+      stream->synchronize();
+      GPU_EXPECT(arrived == (std::vector<std::size_t>{0, 1, 2, 3}), "not told of every message in order");
+      const std::vector<float> got = received.read();
+      for (int distance = 1; distance < 3; ++distance) {
+        const std::vector<float> expected =
+            data_of((rank.rank + 3 - distance) % 3, 2 * kCount, DType::kFloat16).read();
+        const auto begin = got.begin() + (distance - 1) * 2 * kCount;
+        GPU_EXPECT(std::equal(expected.begin(), expected.end(), begin),
+                   name_of(kind) << ", rank " << rank.rank << ": what came from distance " << distance);
+      }
+    });
+    const auto errors = group.run_all(
+        [&](Rank& rank) {
+          const auto stream = rank.communicator->make_stream("test");
+          const DeviceMatrix data = data_of(rank.rank, kCount, DType::kFloat16);
+          std::vector<cuda::PeerMessage> sends, receives;
+          if (rank.rank == 0) sends = {{1, data.data(), kCount}};
+          if (rank.rank == 1) receives = {{0, data.data(), kCount - 1}};
+          dynamic_cast<cuda::PeerReader&>(*rank.communicator)
+              .exchange_messages(sends, receives, DType::kFloat16, *stream, {.operation = "test"},
+                                 [](std::size_t) {});
+        },
+        false);
+    for (const std::string& error : errors) {
+      GPU_EXPECT(error.find("rank 0 sends messages of [1000] elements to rank 1, which expects [999]") !=
+                     std::string::npos,
+                 name_of(kind) << " says: " << error);
+    }
+  }
 }
 
 }  // namespace flashoverlap::gpu_test

@@ -19,6 +19,8 @@ const char* name_of(CommunicatorKind kind) {
       return "nccl";
     case CommunicatorKind::kLocal:
       return "local";
+    case CommunicatorKind::kTwoStep:
+      return "two-step";
     case CommunicatorKind::kCopyEngine:
       break;
   }
@@ -85,7 +87,9 @@ std::string why_no_nccl(int world_size) {
 
 std::vector<CommunicatorKind> kinds_for(int world_size) {
   std::vector<CommunicatorKind> kinds;
-  if (places().control == nullptr) kinds = {CommunicatorKind::kLocal, CommunicatorKind::kCopyEngine};
+  if (places().control == nullptr) {
+    kinds = {CommunicatorKind::kLocal, CommunicatorKind::kTwoStep, CommunicatorKind::kCopyEngine};
+  }
   if (why_no_nccl(world_size).empty()) kinds.push_back(CommunicatorKind::kNccl);
   return kinds;
 }
@@ -100,7 +104,7 @@ Group::Group(const GroupOptions& options) : options_(options) {
     controls = make_in_process_communicators(options.world_size, {.link = {}, .timeout = options.timeout});
   }
   if (options.kind != CommunicatorKind::kNccl) {
-    const bool by_engine = options.kind == CommunicatorKind::kCopyEngine;
+    const bool by_engine = options.kind != CommunicatorKind::kLocal;
     std::vector<int> devices;
     for (const Rank& rank : ranks_) devices.push_back(rank.options.device);
     locals = make_local_gpu_communicators(devices,

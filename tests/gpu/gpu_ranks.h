@@ -12,8 +12,9 @@
 
 namespace flashoverlap::gpu_test {
 
-/// kCopyEngine: kLocal whose copies take no SM, and partial sums are added by the restore kernel.
-enum class CommunicatorKind { kNccl, kLocal, kCopyEngine };
+/// kTwoStep: kLocal whose copies are the copy engine's. kCopyEngine: the same, and partial sums are added by
+/// the restore kernel, so that nothing takes an SM.
+enum class CommunicatorKind { kNccl, kLocal, kTwoStep, kCopyEngine };
 const char* name_of(CommunicatorKind kind);
 
 /// Where ranks run from now on. Neither called: all on device 0.
