@@ -9,7 +9,7 @@
 //                                                   line
 //
 // Rank r is a thread on device r; with --rehearse all are on device 0, each on SMs of its own. With
-// --budget-s no case begins after so many seconds. A way is a communicator (nccl, local, or copy-engine) and
+// --budget-s no case begins after so many seconds. A way is a communicator (gpu_test::CommunicatorKind) and
 // the SMs that the GEMM leaves to it; of the ways that suit an operator the quickest is taken, and with it
 // the quickest partition (operator_bench.h). Serial has all SMs and an NCCL communicator that takes what it
 // likes; in a rehearsal it shares the first way's. The GEMM is the one that the executor suggests, as users
@@ -150,9 +150,10 @@ struct Way {
   int sms = 0;  ///< Left to communication by the GEMM.
 
   [[nodiscard]] std::string text() const { return fmt::format("{}:{}", gpu_test::name_of(kind), sms); }
-  /// Slices need SMs left to whoever brings them, unless it is the copy engine.
+  /// Who adds needs SMs, and where nothing is added two steps are one.
   [[nodiscard]] bool suits(const std::string& op) const {
-    return op != "ag" || sms > 0 || kind == gpu_test::CommunicatorKind::kCopyEngine;
+    if (op == "ag" || op == "a2a") return kind != gpu_test::CommunicatorKind::kTwoStep;
+    return sms > 0 || kind == gpu_test::CommunicatorKind::kCopyEngine;
   }
 };
 
@@ -164,8 +165,8 @@ std::vector<Way> parse_ways(const std::string& text) {
     const std::size_t colon = std::min(part.find(':'), part.size());
     const std::string name = part.substr(0, colon);
     bool is_known = false;
-    for (const auto kind :
-         {CommunicatorKind::kNccl, CommunicatorKind::kLocal, CommunicatorKind::kCopyEngine}) {
+    for (const auto kind : {CommunicatorKind::kNccl, CommunicatorKind::kLocal, CommunicatorKind::kTwoStep,
+                            CommunicatorKind::kCopyEngine}) {
       if (name != gpu_test::name_of(kind)) continue;
       way.kind = kind;
       is_known = true;
@@ -173,8 +174,8 @@ std::vector<Way> parse_ways(const std::string& text) {
     char rest = 0;
     if (!is_known || colon == part.size() ||
         std::sscanf(part.c_str() + colon + 1, "%d%c", &way.sms, &rest) != 1 || way.sms < 0) {
-      throw std::runtime_error(
-          fmt::format("--ways has '{}', expected nccl:SMS, local:SMS or copy-engine:SMS", part));
+      throw std::runtime_error(fmt::format(
+          "--ways has '{}', expected nccl:SMS, local:SMS, two-step:SMS or copy-engine:SMS", part));
     }
     ways.push_back(way);
   }
@@ -198,7 +199,8 @@ TableSettings read_table(Arguments& arguments) {
   settings.ops = bench::split(arguments.take("--ops", "ag,ar,rs"));
   settings.shapes = bench::parse_shapes(arguments.take("--shapes", "4096x8192x2048"));
   settings.ways = parse_ways(arguments.take(
-      "--ways", settings.rehearse ? "nccl:24" : "copy-engine:0,copy-engine:2,nccl:16,nccl:24,local:32"));
+      "--ways",
+      settings.rehearse ? "nccl:24" : "copy-engine:0,copy-engine:2,local:8,local:16,local:24,nccl:24"));
   settings.bench.rounds = std::max(1, arguments.take_int("--rounds", 5));
   settings.bench.pause_ms = arguments.take_int("--pause-ms", 5);
   settings.bench.search_gemm = false;
