@@ -27,6 +27,8 @@ enum class MoeOverlapIf {
   kPredicted,
 };
 [[nodiscard]] std::string_view name_of(MoeOverlapIf overlap_if);  ///< "always", "measured", "predicted"
+/// Error(kBadArgument) for another name.
+[[nodiscard]] MoeOverlapIf parse_moe_overlap_if(std::string_view name);
 
 /// All ranks pass the same values.
 struct MoeLayerOptions {

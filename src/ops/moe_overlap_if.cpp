@@ -37,6 +37,14 @@ std::string_view name_of(MoeOverlapIf overlap_if) {
   return "unknown";
 }
 
+MoeOverlapIf parse_moe_overlap_if(std::string_view name) {
+  for (const MoeOverlapIf one : {MoeOverlapIf::kAlways, MoeOverlapIf::kMeasured, MoeOverlapIf::kPredicted}) {
+    if (name == name_of(one)) return one;
+  }
+  core::fail(ErrorKind::kBadArgument,
+             "overlap_if '{}' is not accepted; expected one of always, measured, predicted", name);
+}
+
 Method MoeLayer::State::decide(Method asked, const MoeCounts& counts, double last_call_us,
                                MoeReport& report) {
   report.method = asked;

@@ -65,6 +65,33 @@ TEST(MoeCommand, PacesAdaptsAndDrops) {
   }
 }
 
+TEST(MoeCommand, OverlapsWhereThatWins) {
+  const std::string rest = std::string(" --ranks 2 --iterations 2 --dtype f16") + kSmall;
+  const Json measured = json_of("run moe-layer --overlap-if measured --link-gbps 0" + rest);
+  EXPECT_EQ(measured.at("overlap_if"), "measured");
+  const std::string way = measured.at("chosen");
+  EXPECT_TRUE(way == "serial" || way == "overlapped") << way;
+  EXPECT_EQ(measured.at("choice").get<std::string>().substr(0, way.size()), way);
+  EXPECT_GT(measured.at("chosen_us"), 0);
+  EXPECT_GT(measured.at("chosen_speedup"), 0);
+  EXPECT_EQ(measured.at("equals_serial"), true);
+  const Json slow =
+      json_of("run moe-layer --overlap-if predicted --machine 4x-a100-nvlink --link-gbps 0.5" + rest);
+  EXPECT_EQ(slow.at("choice").get<std::string>().substr(0, 10), "predicted,") << slow;
+  const Json always = json_of("run moe-layer --link-gbps 0" + rest);
+  EXPECT_EQ(always.at("overlap_if"), "always");
+  EXPECT_TRUE(always.at("chosen").is_null());
+  const auto table = run_command(words_of("run moe-layer --overlap-if measured" + rest), {});
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_NE(table.out.find("chosen         measured, "), std::string::npos) << table.out;
+
+  expect_refused("run moe-layer --overlap-if maybe" + rest,
+                 "--overlap-if: 'maybe' is not accepted; expected always, measured, predicted");
+  expect_refused("run moe-layer --overlap-if predicted" + rest,
+                 "--machine: is needed with --overlap-if predicted");
+  expect_refused("run moe-layer --machine 4x-a100-nvlink" + rest, "--machine: is for --overlap-if predicted");
+}
+
 class RoutingFile {
  public:
   explicit RoutingFile(const std::string& text)
