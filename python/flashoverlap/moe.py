@@ -8,6 +8,7 @@ Rank r of W has experts [r·E/W, (r+1)·E/W) of E, rounded down; tokens may diff
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from ._agreement import agree, operator_for, require_communicator
 from ._devices import HOST, framework_of, stream_of
 from ._options import carried_out, count, integers, tile_list
 from .errors import ArgumentTypeError, BadArgumentError, UnsupportedError
-from .planning import Plan
+from .planning import MachineProfile, Plan, profile_of
 from .ranks import Communicator
 
 Routing = _core.MoeRouting
@@ -79,6 +80,14 @@ def _controller(fields: Mapping[str, float] | None) -> _core.MoeControllerOption
     return options
 
 
+def _machine(overlap_if: str, machine: Any) -> MachineProfile | None:
+    if machine is None and overlap_if == "predicted":
+        raise BadArgumentError("machine is None; overlap_if 'predicted' needs a machine profile")
+    if machine is not None and overlap_if != "predicted":
+        raise BadArgumentError(f"machine is given, but overlap_if is {overlap_if!r}; expected 'predicted' with it")
+    return None if machine is None else profile_of(machine)
+
+
 class MoeLayer:
     """One layer on the ranks of ``comm``, made once and called often. Making it is collective.
 
@@ -90,6 +99,9 @@ class MoeLayer:
     adapt: change consumers, compute threads and segment_bands between calls, as ``report["adaptation"]`` tells; the
     result keeps its bits with padding "ragged". controller: bounds and thresholds for that, by the names of
     MoeControllerOptions (moe_controller.h): {"max_consumers": 8, "patience": 3}.
+    overlap_if: which calls with method "auto" are overlapped: "always"; where the first eight calls, which go both ways
+    in turn, show that it is faster: "measured"; where the simulator says so for ``machine``: "predicted" (a
+    MachineProfile, a dict of one, a file, or the name of one that ships). ``report["method"]`` and ``["choice"]`` tell.
     """
 
     def __init__(
@@ -112,6 +124,8 @@ class MoeLayer:
         collective_groups: int = 4,
         adapt: bool = False,
         controller: Mapping[str, float] | None = None,
+        overlap_if: str = "always",
+        machine: Any = None,
     ) -> None:
         require_communicator(comm)
         if comm.device is not None:
@@ -134,10 +148,14 @@ class MoeLayer:
         options.segment_bands, options.consumers = count(segment_bands, "segment_bands"), count(consumers, "consumers")
         options.collective_groups = count(collective_groups, "collective_groups")
         options.adapt, options.controller = bool(adapt), _controller(controller)
+        options.overlap_if = overlap_if
+        profile = _machine(overlap_if, machine)
+        if profile is not None:
+            options.set_machine(profile._json)
         options.poison_workspace = comm._poison_workspace
         self._core = _core.make_moe_layer(comm._get_context(), options)
         #: What the last call did on this rank: phases in microseconds, rows sent, dropped and wasted, workspace,
-        #: setting, and what the controller decided.
+        #: setting, what the controller decided, and how the call was carried out ("method") and why ("choice").
         self.report: dict[str, Any] = {}
 
     @property
@@ -297,6 +315,8 @@ def moe_layer(
     activation: str | None = "silu",
     capacity: int = 0,
     transport: str = "auto",
+    overlap_if: str = "always",
+    machine: Any = None,
     method: str = "auto",
     tile: Any = None,
     out: Any = None,
@@ -307,13 +327,14 @@ def moe_layer(
     router: logits [tokens, E], with top_k, gate and renormalise as in ``route``; or (ids, weights), each
     [tokens, top_k], with num_experts (None: as many local experts on each rank).
     w_up, w_gate: [local experts, I, H]; w_down: [local experts, H, I]. w_gate None: without gate. With it the two are
-    put together, which copies them: ``MoeLayer`` takes them together.
+    put together, which copies them: ``MoeLayer`` takes them together. overlap_if, machine: see there; calls of one
+    shape share their trials.
 
     Collective; the ranks compare their calls first, so that an error on one rank is an error on all.
     """
     require_communicator(comm)
 
-    def check() -> tuple[tuple[Routing, dict[str, Any], Any], str, str]:
+    def check() -> tuple[tuple[Routing, dict[str, Any], Any, str], str, str]:
         how = carried_out(method)
         stream_of(stream, x, HOST)
         x_view = _arrays.view(x, "x", ndim=2)
@@ -345,11 +366,16 @@ def moe_layer(
             "capacity": capacity,
             "transport": transport,
             "tile": tuple(tile_list(tile)) or None,
+            "overlap_if": overlap_if,
         }
-        return (routed, options, weights), f"moe-layer {options} top_k={routed.top_k} method={how}", ""
+        profile = _machine(overlap_if, machine)
+        common = f"moe-layer {options}"
+        if profile is not None:  # Two of one name may differ.
+            common += f" machine={profile.name} {hashlib.sha256(profile._json.encode()).hexdigest()[:16]}"
+        options["machine"] = profile
+        return (routed, options, weights, common), f"{common} top_k={routed.top_k} method={how}", ""
 
-    (routed, options, weights), _ = agree(comm, "moe-layer", check)
-    key = ("moe-layer", str(options))
+    (routed, options, weights, key), _ = agree(comm, "moe-layer", check)
     layer: MoeLayer = operator_for(comm, key, lambda: MoeLayer(comm, **options))
     call, _ = agree(comm, "moe-layer", lambda: (layer._prepare(x, routed, weights, w_down, out), "", ""))
     return layer._run(*call, how=carried_out(method), timeline=None)

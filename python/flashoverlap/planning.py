@@ -143,7 +143,7 @@ def machine_profiles() -> list[str]:
     return _core.shipped_machine_profiles()
 
 
-def _profile(machine: Any) -> MachineProfile:
+def profile_of(machine: Any) -> MachineProfile:
     if isinstance(machine, MachineProfile):
         return machine
     if isinstance(machine, dict):
@@ -163,7 +163,7 @@ def profile_file(machine: Any) -> Iterator[str | None]:
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "machine.json"
-        path.write_text(_profile(machine)._json, encoding="utf-8")
+        path.write_text(profile_of(machine)._json, encoding="utf-8")
         yield str(path)
 
 
@@ -258,7 +258,7 @@ def tune(operation: str, *, machine: Any, **problem: Any) -> Tuning:
             f"{asked.operation} travels in slices, of which there is no closed form: there are choose_parts and "
             f"simulate; expected {', '.join(GROUPS)} by wave groups"
         )
-    found = _core.tune(asked, _profile(machine)._json)
+    found = _core.tune(asked, profile_of(machine)._json)
     return Tuning(
         Choice(**found["best"]),
         Choice(**found["serial"]),
@@ -293,7 +293,7 @@ def choose_parts(operation: str, *, machine: Any, **problem: Any) -> PartsChoice
     asked = problem_of(operation, **problem)
     if asked.operation in GROUPS and asked.method != "tail-free":
         raise BadArgumentError(f"{asked.operation} has wave groups, not slices; expected one of {', '.join(SLICES)}")
-    return PartsChoice(**_core.choose_parts(asked, _profile(machine)._json))
+    return PartsChoice(**_core.choose_parts(asked, profile_of(machine)._json))
 
 
 def predict(operation: str, *, machine: Any, **problem: Any) -> Choice:
@@ -378,7 +378,7 @@ def simulate(
         raise BadArgumentError(f"seed is {seed}; expected an integer >= 0")
     found = _core.simulate(
         problem_of(operation, **problem),
-        _profile(machine)._json,
+        profile_of(machine)._json,
         float(jitter),
         seed,
         [(int(rank), float(factor)) for rank, factor in (slow_ranks or {}).items()],

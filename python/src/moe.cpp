@@ -87,6 +87,8 @@ nb::dict to_dict(const MoeReport& report) {
   dict["waste"] = to_dict(report.waste);
   dict["setting"] = to_dict(report.setting);
   dict["adaptation"] = report.adaptation;
+  dict["method"] = report.method == Method::kSerial ? "serial" : "overlap";
+  dict["choice"] = report.choice;
   return dict;
 }
 
@@ -186,12 +188,19 @@ void bind_options(nb::module_& module) {
       .def_rw("capacity", &Options::capacity)
       .def_rw("adapt", &Options::adapt)
       .def_rw("controller", &Options::controller)
-      .def_rw("poison_workspace", &Options::poison_workspace);
+      .def_rw("poison_workspace", &Options::poison_workspace)
+      .def(
+          "set_machine",
+          [](Options& self, const std::string& json) {
+            self.machine = std::make_shared<const MachineProfile>(parse_machine_profile(json, "machine"));
+          },
+          nb::arg("json"));
   bind_named<&Options::dtype, parse_dtype>(options, "dtype");
   bind_named<&Options::activation, parse_activation>(options, "activation");
   bind_named<&Options::padding, parse_moe_padding>(options, "padding");
   bind_named<&Options::order, parse_moe_order>(options, "order");
   bind_named<&Options::transport, parse_moe_transport>(options, "transport");
+  bind_named<&Options::overlap_if, parse_moe_overlap_if>(options, "overlap_if");
 }
 
 GateOptions gate_options(const std::string& function, std::int32_t top_k, bool renormalise) {

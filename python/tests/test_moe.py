@@ -305,3 +305,70 @@ def test_gradients_by_finite_differences():
             moved[1][which][index] -= step
             expected = (loss(*moved[0]) - loss(*moved[1])) / (2 * step)
             assert got[index] == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+def test_overlapped_where_that_wins():
+    """Whatever is chosen, on all ranks alike, the result has the same bits."""
+    rng = np.random.default_rng(5)
+    tokens, hidden, experts = 40, 24, 6
+    x = rng.standard_normal((2, tokens, hidden), dtype=np.float32).astype(np.float16)
+    weights = np.full((tokens, 2), 0.5, np.float32)
+    ids = rng.integers(0, experts, (2, tokens, 2))
+    up = rng.standard_normal((experts, 2 * hidden, hidden), dtype=np.float32).astype(np.float16)
+    down = rng.standard_normal((experts, hidden, hidden), dtype=np.float32).astype(np.float16)
+
+    def on_rank(comm):
+        mine = slice(comm.rank * experts // 2, (comm.rank + 1) * experts // 2)
+        made = {"hidden": hidden, "intermediate": hidden, "num_experts": experts, "dtype": "float16"}
+        routed = fo.routing(ids[comm.rank], weights, experts)
+
+        def calls(count, method="auto", **options):
+            layer = fo.MoeLayer(comm, **made, **options)
+            outs = [layer(x[comm.rank], routed, up[mine], down[mine], method=method) for _ in range(count)]
+            gradient = layer.backward(outs[-1], up[mine], down[mine], method=method)
+            return [*outs, gradient], layer.report, layer
+
+        expected, report, _ = calls(1, method="serial")
+        assert (report["method"], report["choice"]) == ("serial", "")
+        for options in ({"overlap_if": "measured"}, {"overlap_if": "predicted", "machine": "4x-a100-nvlink"}):
+            outs, _, layer = calls(10, **options)
+            for out in outs[:-1]:
+                np.testing.assert_array_equal(out, expected[0])
+            np.testing.assert_array_equal(outs[-1], expected[1])
+            layer(x[comm.rank], routed, up[mine], down[mine])
+            chosen = layer.report
+            assert chosen["method"] in ("serial", "overlap")
+            assert len(set(comm.exchange(f"{chosen['method']} {chosen['choice']}".encode()))) == 1
+            start = (
+                "predicted, "
+                if "machine" in options
+                else {"serial": "serial: ", "overlap": "overlapped: "}[chosen["method"]]
+            )
+            assert chosen["choice"].startswith(start), chosen["choice"]
+            layer(x[comm.rank], routed, up[mine], down[mine], method="serial")
+            assert (layer.report["method"], layer.report["choice"]) == ("serial", "")
+        machine = fo.MachineProfile.load("4x-a100-nvlink")
+        out = fo.moe_layer(
+            x[comm.rank], (ids[comm.rank], weights), up[mine, hidden:], up[mine, :hidden], down[mine],
+            comm=comm, overlap_if="predicted", machine=machine,
+        )  # fmt: skip
+        np.testing.assert_array_equal(out, expected[0])
+
+    fo.run_ranks(2, on_rank, poison_workspace=True)
+
+
+def test_what_does_not_fit_of_overlap_if():
+    def on_rank(comm):
+        made = {"hidden": 8, "intermediate": 8, "num_experts": 4}
+        with pytest.raises(ValueError, match="overlap_if 'maybe' is not accepted; expected one of always, measured"):
+            fo.MoeLayer(comm, **made, overlap_if="maybe")
+        with pytest.raises(ValueError, match="machine is None; overlap_if 'predicted' needs a machine profile"):
+            fo.MoeLayer(comm, **made, overlap_if="predicted")
+        with pytest.raises(ValueError, match="machine is given, but overlap_if is 'always'; expected 'predicted'"):
+            fo.MoeLayer(comm, **made, machine="4x-a100-nvlink")
+        x, weights = np.ones((2, 8), np.float32), np.ones((2, 8, 8), np.float32)
+        call = {"top_k": 1, "comm": comm, "overlap_if": "measured" if comm.rank else "always"}
+        with pytest.raises(ValueError, match=r"ranks disagree: .*'overlap_if': 'always'.*'overlap_if': 'measured'"):
+            fo.moe_layer(x, np.ones((2, 4), np.float32), weights, None, weights, **call)
+
+    fo.run_ranks(2, on_rank)

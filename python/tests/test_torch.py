@@ -441,3 +441,26 @@ def test_numpy_and_torch_together():
 
     for out in fo.run_ranks(2, on_rank):
         np.testing.assert_array_equal(out, d1_sum(2, 8, 6, 4))
+
+
+def test_a_moe_module_that_decides_itself_learns_the_same():
+    def on_rank(comm):
+        torch.manual_seed(comm.rank)
+        always = fot.MoE(8, 6, 4, 2, comm=comm)
+        decides = fot.MoE(8, 6, 4, 2, comm=comm, overlap_if="measured")
+        decides.load_state_dict(always.state_dict())
+        x = torch.randn(12, 8)
+        for _ in range(10):
+            results = []
+            for module in (always, decides):
+                module.zero_grad()
+                out = module(x)
+                out.square().sum().backward()
+                results.append([out, *(parameter.grad for parameter in module.parameters())])
+            assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+        decides(x)
+        assert decides.report["choice"].startswith(
+            {"serial": "serial: ", "overlap": "overlapped: "}[decides.report["method"]]
+        )
+
+    fo.run_ranks(2, on_rank)

@@ -133,7 +133,7 @@ class MoE(nn.Module):
 
     ``router`` [E, H] is the same on all ranks (start from equal values, and sum its gradient over the ranks, as with
     any data-parallel parameter); ``w_up`` [local experts, 2 I, H] has gate above up; ``w_down`` [local experts, H, I].
-    All ranks call forward and backward in the same order.
+    All ranks call forward and backward in the same order. overlap_if, machine: as in ``flashoverlap.MoeLayer``.
     """
 
     def __init__(
@@ -148,6 +148,8 @@ class MoE(nn.Module):
         renormalise: bool = True,
         capacity: int = 0,
         method: str = "auto",
+        overlap_if: str = "always",
+        machine: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -162,6 +164,8 @@ class MoE(nn.Module):
             num_experts=num_experts,
             dtype=self.router.dtype,
             capacity=capacity,
+            overlap_if=overlap_if,
+            machine=machine,
         )
         self._runner = _Runner(layer, top_k, gate, renormalise, method)
         self._number = self._runner.number  # A plain number: torch.compile can look at it.
