@@ -172,8 +172,9 @@ void measure_rank(const std::shared_ptr<Communicator>& communicator, const CudaO
   GpuRank run(communicator, cuda_options, options.problem, shared.routing, shared.inputs[as_index(rank)]);
   shared.result.plans[as_index(rank)] = run.plan();
   if (rank == 0) {
+    const SumRounding sums = communicator->name() == "nccl" ? SumRounding::kEverySum : SumRounding::kOnce;
     shared.check = std::make_unique<ResultCheck>(options.problem, shared.routing, shared.inputs,
-                                                 run.plan().grid.tile_m());
+                                                 run.plan().grid.tile_m(), sums);
   }
   (void)communicator->exchange(std::uint64_t{0}, {.operation = "making the reference"});
   run_checked(run, rank, shared, false);

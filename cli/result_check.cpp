@@ -75,8 +75,8 @@ void CheckResult::merge(const CheckResult& other) {
 }
 
 ResultCheck::ResultCheck(const ProblemOptions& options, const Routing& routing,
-                         const std::vector<Inputs>& inputs, std::int64_t tile_m)
-    : options_(options), inputs_(inputs) {
+                         const std::vector<Inputs>& inputs, std::int64_t tile_m, SumRounding sums)
+    : options_(options), sums_(sums), inputs_(inputs) {
   const int ranks = static_cast<int>(options.ranks);
   rows_.resize(inputs.size());
   for (int rank = 0; rank < ranks; ++rank) {
@@ -131,14 +131,16 @@ CheckResult ResultCheck::check(int rank, const Matrix& out) const {
 ResultCheck::Expected ResultCheck::element(const Source& source, std::int64_t col) const {
   const double round_off = storage_round_off(options_.dtype);
   Expected expected;
+  double magnitude = 0;
   for (int i = 0; i < source.num_ranks; ++i) {
     const Inputs& inputs = inputs_[static_cast<std::size_t>(source.first_rank) + static_cast<std::size_t>(i)];
     const double partial = dot(row_of(inputs.a, source.row), row_of(inputs.b, col));
     expected.value += partial;
+    magnitude += std::abs(partial);
     expected.tolerance +=
         2 * static_cast<double>(options_.k + 1) * kFloatRoundOff + round_off * std::abs(partial);
   }
-  expected.tolerance += round_off * std::abs(expected.value);
+  expected.tolerance += round_off * (std::abs(expected.value) + num_rounded_sums(source) * magnitude);
   // Second-order terms: the roundings are those of computed values, not of exact ones.
   constexpr double kSlack = 1.01;
   expected.tolerance = kSlack * expected.tolerance + (round_off > 0 ? kSmallestStep * source.num_ranks : 0);
@@ -158,7 +160,8 @@ double ResultCheck::projection_tolerance(const Source& source) const {
   const double ranks = source.num_ranks;
   const auto k = static_cast<double>(options_.k);
   // Three standard deviations of a partial result and of the sum stand for their magnitudes.
-  const double storage = storage_round_off(options_.dtype) * (ranks * std::sqrt(k) + std::sqrt(ranks * k));
+  const double storage = storage_round_off(options_.dtype) *
+                         (ranks * std::sqrt(k) + (1 + num_rounded_sums(source)) * std::sqrt(ranks * k));
   return 2 * std::sqrt(static_cast<double>(options_.n)) *
          (2 * ranks * (k + 1) * kFloatRoundOff + storage + ranks * kSmallestStep);
 }

@@ -21,7 +21,8 @@
 /// products has standard deviation sqrt(j)/3, so adding up k products in float32 gives an error of standard
 /// deviation 0.14 k u with u = 2^-24; 2 (k + 1) u is allowed for each rank, some 15 of them. A 16-bit type
 /// with unit round-off v adds v |p_r| for each rank's partial result p_r, which travels in that type, and v
-/// |sum| for the result. A row's projection may be off by twice the square root of n times an element's
+/// |sum| for the result; where every sum on the way is rounded, v times the sum of all |p_r| for each of the
+/// W - 2 others. A row's projection may be off by twice the square root of n times an element's
 /// tolerance, for the errors of its n elements are independent.
 namespace flashoverlap::cli {
 
@@ -36,12 +37,18 @@ struct CheckResult {
   void merge(const CheckResult& other);
 };
 
+/// What adds the partial results of ranks.
+enum class SumRounding {
+  kOnce,      ///< In float32: only the result is rounded to the type.
+  kEverySum,  ///< In the type itself, one rank after the other, in any order: NCCL.
+};
+
 class ResultCheck {
  public:
   /// `inputs` has one entry per rank and must outlive this. `tile_m` is the plan's tile height, which decides
   /// the rows that a rank owns in block-cyclic order.
   ResultCheck(const ProblemOptions& options, const Routing& routing, const std::vector<Inputs>& inputs,
-              std::int64_t tile_m);
+              std::int64_t tile_m, SumRounding sums = SumRounding::kOnce);
 
   /// Rows that `rank`'s output must have.
   [[nodiscard]] std::int64_t output_rows(int rank) const { return std::ssize(rows_of(rank)); }
@@ -69,8 +76,13 @@ class ResultCheck {
   void check_projections(int rank, const Matrix& out, CheckResult& result) const;
   void check_elements(int rank, const Matrix& out, CheckResult& result) const;
   void project_inputs();
+  /// Sums that are rounded before the last one.
+  [[nodiscard]] double num_rounded_sums(const Source& source) const {
+    return sums_ == SumRounding::kEverySum && source.num_ranks > 2 ? source.num_ranks - 2 : 0;
+  }
 
   const ProblemOptions options_;
+  const SumRounding sums_;
   const std::vector<Inputs>& inputs_;
   std::vector<std::vector<Source>> rows_;         ///< Per rank, per row of its output.
   std::vector<double> signs_;                     ///< v: n numbers, each 1 or -1.
