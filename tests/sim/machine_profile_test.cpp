@@ -75,7 +75,7 @@ TEST(MachineProfile, JsonGoesAroundWithoutLoss) {
 }
 
 TEST(MachineProfile, EveryShippedNumberHasASource) {
-  ASSERT_EQ(shipped_machine_profiles().size(), 7U);
+  ASSERT_EQ(shipped_machine_profiles().size(), 8U);
   for (const std::string& name : shipped_machine_profiles()) {
     const MachineProfile profile = load_machine_profile(name);
     EXPECT_FALSE(profile.provenance.sources.empty()) << name;
