@@ -82,7 +82,7 @@ BaselineOptions baseline_of(const LayerRun& options) {
   return {.num_slices = options.baseline_slices};
 }
 
-/// On this link the communication takes 0.9 of the computation.
+/// Two exchanges, as if both had as much to hide behind.
 LinkModel link_of_layer(const LayerRun& options) {
   std::vector<double> computation;
   double bytes = 0;
@@ -99,8 +99,7 @@ LinkModel link_of_layer(const LayerRun& options) {
     const std::lock_guard lock(mutex);
     bytes = std::max(bytes, layer->bytes_sent());
   });
-  // Two exchanges.
-  return matching_link(bytes, core::median(computation), 2 * options.ranks, options.link.model.latency_us);
+  return matching_link(bytes, core::median(computation), options.ranks, 2, options.link.model.latency_us);
 }
 
 LayerResult measure(const LayerRun& options) {

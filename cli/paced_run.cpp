@@ -20,7 +20,7 @@ void add_link_options(CLI::App& sub, LinkChoice& choice) {
            if (!choice.is_auto) choice.model.bandwidth_gbps = parse_number("--link-gbps", text, 0, kMost);
          },
          "Pace each rank's link to so many 1e9 bytes a second; 0: not paced;\n"
-         "auto: such that communication takes 0.9 of the GEMM")
+         "auto: such that a slice's communication takes 0.9 of its computation")
       ->type_name("auto|NUMBER")
       ->default_str("auto");
   constexpr double kMostUs = 1e6;
@@ -28,10 +28,13 @@ void add_link_options(CLI::App& sub, LinkChoice& choice) {
       ->default_str("10");
 }
 
-LinkModel matching_link(double bytes, double computation_us, std::int64_t ranks, double latency_us) {
+LinkModel matching_link(double bytes, double computation_us, std::int64_t ranks, std::int64_t exchanges,
+                        double latency_us) {
   constexpr double kShare = 0.9;
   if (bytes == 0) return {};
-  const double transfer_us = std::max(1.0, kShare * computation_us - static_cast<double>(ranks) * latency_us);
+  const double of_slices_us = computation_us * static_cast<double>(ranks - 1) / static_cast<double>(ranks);
+  const double transfer_us =
+      std::max(1.0, kShare * of_slices_us - static_cast<double>(ranks * exchanges) * latency_us);
   return {.bandwidth_gbps = bytes / transfer_us / 1e3, .latency_us = latency_us};
 }
 

@@ -13,15 +13,17 @@
 namespace flashoverlap::cli {
 
 struct LinkChoice {
-  bool is_auto = true;  ///< Such that communication takes 0.9 of the computation.
+  bool is_auto = true;  ///< See matching_link.
   LinkModel model{.bandwidth_gbps = 0, .latency_us = 10};
 };
 
 /// --link-gbps and --link-latency-us. `choice` must outlive parsing.
 void add_link_options(CLI::App& sub, LinkChoice& choice);
 
-/// The link on which sending `bytes` in `ranks` transfers takes 0.9 of `computation_us`.
-LinkModel matching_link(double bytes, double computation_us, std::int64_t ranks, double latency_us);
+/// The link on which each slice's communication takes 0.9 of its computation, where `computation_us` is that
+/// of all `ranks` slices and `bytes` are sent by a rank, in `exchanges` (one a GEMM) of all slices but one.
+LinkModel matching_link(double bytes, double computation_us, std::int64_t ranks, std::int64_t exchanges,
+                        double latency_us);
 
 /// "paced to 1.2 GB/s and 10 us per transfer".
 std::string text_of(const LinkModel& link);

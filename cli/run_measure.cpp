@@ -150,11 +150,11 @@ GemmSample time_gemm(const ProblemOptions& options, const SharedRun& shared) {
   return sample;
 }
 
-/// The link on which the whole communication takes about as long as that GEMM; compared with slices, where
-/// latencies count, 0.9 of it.
+/// The link on which the whole communication takes about as long as that GEMM; compared with slices, that of
+/// matching_link.
 LinkModel link_for(const ProblemOptions& options, const Routing& routing, double gemm_us, double latency_us) {
   const double bytes = bytes_on_the_wire(options, routing);
-  if (options.method) return matching_link(bytes, gemm_us, options.ranks, latency_us);
+  if (options.method) return matching_link(bytes, gemm_us, options.ranks, 1, latency_us);
   if (bytes == 0) return {};
   constexpr double kBytesPerUsAtOneGbps = 1e3;
   const double transfer_us = std::max(gemm_us - latency_us, 1.0);

@@ -46,8 +46,9 @@ std::string link_text(const RunOptions& options, const LinkModel& link) {
   text += link.bandwidth_gbps == 0 ? "memory speed" : fmt::format("{:.3g} GB/s", link.bandwidth_gbps);
   text += fmt::format(" and {:.3g} us per transfer", link.latency_us);
   if (options.link_is_auto)
-    text += fmt::format(", so that communication takes {} (see --link-gbps)",
-                        options.problem.method ? "0.9 of the GEMM" : "about as long as the GEMM");
+    text += fmt::format(", so that {} (see --link-gbps)",
+                        options.problem.method ? "a slice's communication takes 0.9 of its computation"
+                                               : "communication takes about as long as the GEMM");
   return text;
 }
 

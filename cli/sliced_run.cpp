@@ -276,7 +276,6 @@ double wire_bytes(const SlicedProblem& p) {
   return (ranks - 1) / ranks * whole * element;
 }
 
-/// On this link the communication takes 0.9 of the GEMM.
 LinkModel link_of_gemm(const SlicedProblem& p, const std::vector<Inputs>& inputs, double latency_us) {
   std::vector<double> gemm_us;
   run_ranks(static_cast<int>(p.ranks), {}, [&](std::shared_ptr<Communicator> communicator) {
@@ -287,7 +286,7 @@ LinkModel link_of_gemm(const SlicedProblem& p, const std::vector<Inputs>& inputs
       if (communicator->rank() == 0) gemm_us.push_back(us);
     }
   });
-  return matching_link(wire_bytes(p), core::median(gemm_us), p.ranks, latency_us);
+  return matching_link(wire_bytes(p), core::median(gemm_us), p.ranks, 1, latency_us);
 }
 
 SlicedResult measure(const SlicedProblem& p, const SlicedRun& options) {
