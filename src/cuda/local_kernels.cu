@@ -41,6 +41,26 @@ __device__ __forceinline__ void reduce_element(const PeerReduceParams& params, s
   for (int j = 0; j < params.num_to; ++j) static_cast<Element*>(params.to[j])[i] = from_float<Element>(sum);
 }
 
+template <class Element>
+constexpr int kVector = 16 / static_cast<int>(sizeof(Element));
+
+template <class Element>
+__device__ __forceinline__ void add_vector(float (&sums)[kVector<Element>], const uint4 bits) {
+  const auto* elements = reinterpret_cast<const Element*>(&bits);
+#pragma unroll
+  for (int i = 0; i < kVector<Element>; ++i) sums[i] += to_float(elements[i]);
+}
+
+template <class Element>
+__device__ __forceinline__ void store_sums(const PeerReduceParams& params, std::int64_t v,
+                                           const float (&sums)[kVector<Element>]) {
+  uint4 bits;
+  auto* elements = reinterpret_cast<Element*>(&bits);
+#pragma unroll
+  for (int i = 0; i < kVector<Element>; ++i) elements[i] = from_float<Element>(sums[i]);
+  for (int j = 0; j < params.num_to; ++j) static_cast<uint4*>(params.to[j])[v] = bits;
+}
+
 // Loads that a thread has under way at once: at the rate of a link its latency holds many.
 constexpr int kLoadsAhead = 8;
 
@@ -49,7 +69,6 @@ constexpr int kLoadsAhead = 8;
 template <class Element, int kFrom, int kAhead>
 __device__ __forceinline__ void reduce_vectors(const PeerReduceParams& params, std::int64_t first,
                                                std::int64_t step, std::int64_t vectors) {
-  constexpr int kElements = 16 / sizeof(Element);
   uint4 loaded[kAhead][kFrom];
 #pragma unroll
   for (int a = 0; a < kAhead; ++a) {
@@ -62,37 +81,20 @@ __device__ __forceinline__ void reduce_vectors(const PeerReduceParams& params, s
   for (int a = 0; a < kAhead; ++a) {
     const std::int64_t v = first + a * step;
     if (v >= vectors) continue;
-    float sums[kElements] = {};
+    float sums[kVector<Element>] = {};
 #pragma unroll
-    for (int r = 0; r < kFrom; ++r) {
-      const auto* elements = reinterpret_cast<const Element*>(&loaded[a][r]);
-#pragma unroll
-      for (int i = 0; i < kElements; ++i) sums[i] += to_float(elements[i]);
-    }
-    uint4 bits;
-    auto* elements = reinterpret_cast<Element*>(&bits);
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) elements[i] = from_float<Element>(sums[i]);
-    for (int j = 0; j < params.num_to; ++j) static_cast<uint4*>(params.to[j])[v] = bits;
+    for (int r = 0; r < kFrom; ++r) add_vector<Element>(sums, loaded[a][r]);
+    store_sums<Element>(params, v, sums);
   }
 }
 
 // One vector of any number of ranks.
 template <class Element>
 __device__ __forceinline__ void reduce_vector(const PeerReduceParams& params, std::int64_t v) {
-  constexpr int kElements = 16 / sizeof(Element);
-  float sums[kElements] = {};
-  for (int r = 0; r < params.num_from; ++r) {
-    const uint4 bits = static_cast<const uint4*>(params.from[r])[v];
-    const auto* elements = reinterpret_cast<const Element*>(&bits);
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) sums[i] += to_float(elements[i]);
-  }
-  uint4 bits;
-  auto* elements = reinterpret_cast<Element*>(&bits);
-#pragma unroll
-  for (int i = 0; i < kElements; ++i) elements[i] = from_float<Element>(sums[i]);
-  for (int j = 0; j < params.num_to; ++j) static_cast<uint4*>(params.to[j])[v] = bits;
+  float sums[kVector<Element>] = {};
+  for (int r = 0; r < params.num_from; ++r)
+    add_vector<Element>(sums, static_cast<const uint4*>(params.from[r])[v]);
+  store_sums<Element>(params, v, sums);
 }
 
 // kFrom: the number of ranks; 0: any.
@@ -103,8 +105,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
   std::int64_t done = 0;
   if constexpr (kAligned) {
-    constexpr int kElements = 16 / sizeof(Element);
-    const std::int64_t vectors = params.count / kElements;
+    const std::int64_t vectors = params.count / kVector<Element>;
     if constexpr (kFrom > 0) {
       constexpr int kAhead = kLoadsAhead / kFrom;
       for (std::int64_t v = first; v < vectors; v += kAhead * step)
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kThreads)
     } else {
       for (std::int64_t v = first; v < vectors; v += step) reduce_vector<Element>(params, v);
     }
-    done = vectors * kElements;
+    done = vectors * kVector<Element>;
   }
   for (std::int64_t i = done + first; i < params.count; i += step) reduce_element<Element>(params, i);
 }
@@ -140,13 +141,12 @@ __global__ void __launch_bounds__(kThreads) peer_copy_kernel(const __grid_consta
     const std::int64_t count = params.count[copy];
     std::int64_t done = 0;
     if constexpr (kAligned) {
-      constexpr int kElements = 16 / sizeof(Element);
-      const std::int64_t vectors = count / kElements;
+      const std::int64_t vectors = count / kVector<Element>;
       for (std::int64_t v = first; v < vectors; v += kLoadsAhead * step) {
         copy_vectors(static_cast<uint4*>(params.to[copy]), static_cast<const uint4*>(params.from[copy]), v,
                      step, vectors);
       }
-      done = vectors * kElements;
+      done = vectors * kVector<Element>;
     }
     const auto* from = static_cast<const Element*>(params.from[copy]);
     auto* to = static_cast<Element*>(params.to[copy]);
