@@ -91,5 +91,49 @@ TEST(TunedChoice, BadShapesFailOnAllRanks) {
                             static_cast<void>(plans_with({tuner(1), tuner(1)}, options)));
 }
 
+/// Of rank 0, on a link of this speed; `parts`: the caller's.
+std::int64_t num_transfers(double gbps, std::int64_t parts, std::vector<PartsChoice>& heard) {
+  std::vector<std::shared_ptr<const CallTuner>> tuners;
+  for (int rank = 0; rank < 3; ++rank) {
+    CallTuner::Options options;
+    options.machine = machine(3);
+    // The others would come to another answer.
+    options.machine->levels[0].bandwidth_gbps = rank == 0 ? gbps : 1000;
+    if (rank == 0) options.on_parts = [&heard](const PartsChoice& choice) { heard.push_back(choice); };
+    if (rank != 0) options.on_parts = [](const PartsChoice&) { ADD_FAILURE() << "asked"; };
+    tuners.push_back(std::make_shared<const CallTuner>(std::move(options)));
+  }
+  std::vector<std::vector<std::int64_t>> transfers(3);  // of each rank, by operator
+  run_ranks(3, {}, [&](const std::shared_ptr<Communicator>& communicator) {
+    ContextOptions context_options;
+    context_options.num_threads = 2;
+    Context context(communicator, context_options);
+    const auto rank = static_cast<std::size_t>(communicator->rank());
+    context.set_tuner(tuners[rank]);
+    const GemmOptions options{.m = 1152, .n = 64, .k = 64, .tile_m = 32, .tile_n = 64};
+    const SliceOptions slices{.sizes = {}, .parts = parts};
+    transfers[rank] = {
+        std::ssize(AllGatherGemm(context, options, slices).plan().transfers),
+        std::ssize(GemmReduceScatter(context, options, OverlapMethod::kTailFree, slices).plan().transfers)};
+  });
+  EXPECT_EQ(transfers[1], transfers[0]);
+  EXPECT_EQ(transfers[2], transfers[0]);
+  return transfers[0][0] + transfers[0][1];
+}
+
+TEST(TunedChoice, SlicesAreCutAsPaysOnTheMachineOfRankZero) {
+  std::vector<PartsChoice> quick;
+  std::vector<PartsChoice> slow;
+  EXPECT_GT(num_transfers(0.05, 0, slow), num_transfers(1000, 0, quick));
+  ASSERT_EQ(slow.size(), 2U);
+  ASSERT_EQ(quick.size(), 2U);
+  for (const PartsChoice& choice : slow) EXPECT_GT(choice.parts, 2) << choice.reason;
+  for (const PartsChoice& choice : quick) EXPECT_EQ(choice.parts, 0) << choice.reason;
+  std::vector<PartsChoice> given;
+  // Two exchanges with two others, sent and received, of three parts.
+  EXPECT_EQ(num_transfers(0.05, 3, given), 2 * 2 * 2 * 3);
+  EXPECT_TRUE(given.empty());
+}
+
 }  // namespace
 }  // namespace flashoverlap
