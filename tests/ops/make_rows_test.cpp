@@ -135,7 +135,6 @@ TEST(MakeRowsOrder, FollowsTheScheduleAndNotTheMatrix) {
              Matrix a(options.m, options.k, DType::kFloat32);
              a.fill([](auto, auto) { return 1; });
              Matrix out(4, options.n, DType::kFloat32);
-             const Matrix b = a;
              std::vector<std::int64_t> first_rows;
              Matrix weight(options.n, options.k, DType::kFloat32);
              weight.fill([](auto, auto) { return 1; });
@@ -224,7 +223,7 @@ TEST(MakeRowsFailures, AnExecutorThatCannotIsNotAsked) {
     GemmAllReduce op(context, {.m = 8, .n = 8, .k = 8});
     Matrix a(8, 8, DType::kFloat32);
     Matrix out(8, 8, DType::kFloat32);
-    const Matrix b = a;
+    const Matrix b(8, 8, DType::kFloat32);
     Operands operands = operands_of(a, b, out);
     operands.make_rows = [](auto, auto) { ADD_FAILURE() << "called"; };
     FLASHOVERLAP_EXPECT_THROW(ErrorKind::kUnsupported, "the executor of gemm-all-reduce cannot make rows",
