@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <ctime>
 #include <mutex>
+#include <stdexcept>
 
 #include "check.h"
 #include "core/median.h"
@@ -167,6 +169,22 @@ class RankCurves {
   cuda::Event begin_, end_;
 };
 
+struct BlockTile {
+  int rows = 0;
+  int cols = 0;
+};
+
+/// What one SM computes of a tile that a cluster computes: profiles count SMs. A variant's name says it.
+BlockTile block_tile(const cuda::SignalGemmVariant& variant) {
+  const std::string name(variant.name);
+  for (std::size_t at = name.find('_'); at != std::string::npos; at = name.find('_', at + 1)) {
+    BlockTile tile;
+    if (std::sscanf(name.c_str() + at, "_%dx%dx", &tile.rows, &tile.cols) != 2) continue;
+    if (tile.rows * tile.cols * variant.blocks_per_tile == variant.tile_rows * variant.tile_cols) return tile;
+  }
+  throw std::runtime_error(fmt::format("the name of the GEMM {} does not say its block's tile", name));
+}
+
 /// The signal GEMM alone, all ranks at once: one kernel model for each tile.
 void measure_gemms(Rank& rank, GemmProfile& profile) {
   const int device = rank.options.device;
@@ -186,8 +204,9 @@ void measure_gemms(Rank& rank, GemmProfile& profile) {
   fill_random(Element16::kBf16, b.data(), kN * kMaxK, 2, stream);
   for (const cuda::SignalGemmVariant* variant : cuda::variants_for(device, DType::kBFloat16)) {
     if (!variant->exact_capability) continue;
+    const BlockTile tile = block_tile(*variant);
     const auto is_known = [&](const GemmKernel& kernel) {
-      return kernel.tile_m == variant->tile_rows && kernel.tile_n == variant->tile_cols;
+      return kernel.tile_m == tile.rows && kernel.tile_n == tile.cols;
     };
     if (std::any_of(profile.kernels.begin(), profile.kernels.end(), is_known)) continue;
     CudaOptions options = rank.options;
@@ -229,8 +248,8 @@ void measure_gemms(Rank& rank, GemmProfile& profile) {
         FLASHOVERLAP_CUDA_CHECK(cudaEventElapsedTime(&ms, begin.get(), end.get()));
         times.push_back(slowest_of(*rank.communicator, static_cast<double>(ms) * 1e3 / 4));
       }
-      samples.push_back({shape.m, shape.n, k, DType::kBFloat16, shape.tile_m, shape.tile_n,
-                         shape.resources.compute_units, core::median(times), 0});
+      samples.push_back({shape.m, shape.n, k, DType::kBFloat16, tile.rows, tile.cols,
+                         shape.resources.compute_units * variant->blocks_per_tile, core::median(times), 0});
     }
     GemmKernel kernel = fit_gemm_kernel(samples, profile.launch_us, RaggedTiles::kPadded);
     kernel.source += fmt::format(", {}, all ranks at once", variant->name);
