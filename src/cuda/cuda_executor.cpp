@@ -7,6 +7,7 @@
 #include "core/fail.h"
 #include "cuda_call.h"
 #include "gemm_choice.h"
+#include "local_kernels.h"
 #include "nccl_communicator.h"
 #include "operand_check.h"
 
@@ -106,8 +107,7 @@ void CudaExecutor::check_room_for_arrivals(const OverlapPlan& plan) const {
   const int room = options_.partition.communication != nullptr ? options_.partition.communication->num_sms()
                                                                : num_sms(options_.device) - gemm_sms_;
   if (room < 1) {
-    if (peers_ != nullptr && peers_->copies_without_sms() && options_.wait == GroupWait::kStreamMemory)
-      return;
+    if (copies_without_sms() && options_.wait == GroupWait::kStreamMemory) return;
     core::fail(ErrorKind::kUnsupported,
                "{} waits for slices while it computes, and so needs SMs left to communication; "
                "communication_sms is 0 (which the local communicator with PeerCopy::kCopyEngine and "
@@ -185,7 +185,7 @@ std::int32_t CudaExecutor::stream_of(const OverlapPlan& plan, const TransferStep
                                      std::size_t place) const {
   const bool is_after_group =
       step.collective >= 0 && plan.transfers[as_index(step.collective)].trigger.kind == TriggerKind::kGroup;
-  if (!is_after_group || peers_ == nullptr || !peers_->copies_without_sms()) return step.channel;
+  if (!is_after_group || !copies_without_sms()) return step.channel;
   return 2 * step.channel + static_cast<std::int32_t>(place % 2);
 }
 
@@ -403,6 +403,7 @@ void CudaExecutor::enqueue_restore(Call& call) {
         plan.restore.source == BufferKind::kPacked ? call.prepared.packed() : call.prepared.received();
     params.restore = call.prepared.tables(call.operands).restore();
     if (call.prepared.sums_in_restore()) {
+      static_assert(PartialSums::kMost >= kMaxLocalRanks, "ranks that read each other's memory");
       params.sums.count = plan.world_size;
       for (std::int32_t r = 0; r < plan.world_size; ++r) params.sums.sources[r] = call.prepared.packed_of(r);
     }

@@ -61,6 +61,8 @@ class CudaExecutor final : public Executor {
   void enqueue_restore(Call& call);
   void fill_for_empty_k(Call& call);
   CudaStream& channel(std::int32_t index);
+  /// Whether the communicator copies between ranks without an SM.
+  [[nodiscard]] bool copies_without_sms() const { return peers_ != nullptr && peers_->copies_without_sms(); }
   [[nodiscard]] std::int32_t stream_of(const OverlapPlan& plan, const TransferStep& step,
                                        std::size_t place) const;
   [[nodiscard]] void* region(const Call& call, const Region& region) const;

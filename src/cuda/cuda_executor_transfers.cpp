@@ -1,6 +1,4 @@
 // The communication streams of a call: what they wait for, the communicator's calls, what they announce.
-#include <algorithm>
-
 #include "core/fail.h"
 #include "cuda_call.h"
 
@@ -15,20 +13,10 @@ std::vector<std::int64_t> equal_counts(const OverlapPlan& plan, std::int64_t tot
   return std::vector<std::int64_t>(as_index(plan.world_size), total / plan.world_size);
 }
 
-// Sends and receives that wait for nothing.
-bool is_messages_from_the_start(const OverlapPlan& plan, const std::vector<TransferStep>& steps) {
-  return std::all_of(steps.begin(), steps.end(), [&](const TransferStep& step) {
-    return step.collective < 0 && step.channel == steps.front().channel &&
-           (step.send < 0 || plan.transfers[as_index(step.send)].trigger.kind == TriggerKind::kStart);
-  });
-}
-
 }  // namespace
 
 void CudaExecutor::enqueue_transfers(Call& call) {
-  const bool at_once = peers_ != nullptr && peers_->copies_without_sms() && !call.prepared.steps().empty() &&
-                       is_messages_from_the_start(call.plan(), call.prepared.steps());
-  if (at_once) return enqueue_messages(call);
+  if (copies_without_sms() && call.prepared.has_messages_only()) return enqueue_messages(call);
   std::vector<bool> used(channels_.size(), false);
   const std::vector<TransferStep>& steps = call.prepared.steps();
   for (std::size_t i = 0; i < steps.size(); ++i) {

@@ -35,6 +35,15 @@ bool adds_in_packed_buffer(const OverlapPlan& plan) {
          std::all_of(plan.transfers.begin(), plan.transfers.end(), is_sum);
 }
 
+bool is_messages_from_the_start(const OverlapPlan& plan, const std::vector<TransferStep>& steps) {
+  const auto waits_for_nothing = [&](const TransferStep& step) {
+    return step.collective < 0 && step.channel == steps.front().channel &&
+           (step.send < 0 ||
+            plan.transfers[static_cast<std::size_t>(step.send)].trigger.kind == TriggerKind::kStart);
+  };
+  return !steps.empty() && std::all_of(steps.begin(), steps.end(), waits_for_nothing);
+}
+
 }  // namespace
 
 PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
@@ -55,6 +64,7 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
     serial_ = std::make_unique<SerialBaseline>(device, plan_);
   } else {
     steps_ = transfer_steps(plan_);
+    has_messages_only_ = is_messages_from_the_start(plan_, steps_);
     if (const std::vector<std::uint32_t> needed = needed_arrivals(plan_, steps_); !needed.empty()) {
       const std::size_t bytes = needed.size() * sizeof(std::uint32_t);
       needed_ = DeviceBuffer(device, static_cast<std::int64_t>(bytes), "the table of gates");

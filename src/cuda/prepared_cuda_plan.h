@@ -57,6 +57,8 @@ class PreparedCudaPlan final : public PreparedPlan {
 
   /// The calls to the communicator, in the order in which they are issued.
   [[nodiscard]] const std::vector<TransferStep>& steps() const { return steps_; }
+  /// Whether they are all sends and receives of one channel that wait for nothing, and there are some.
+  [[nodiscard]] bool has_messages_only() const { return has_messages_only_; }
   [[nodiscard]] bool has_gates() const { return !plan_.gates.empty(); }
 
   /// How a launch differs from others on the same matrices.
@@ -100,6 +102,7 @@ class PreparedCudaPlan final : public PreparedPlan {
   bool any_group_awaited_ = false;
   bool transfers_output_ = false;
   bool sums_in_restore_ = false;
+  bool has_messages_only_ = false;
   static constexpr std::size_t kKept = 16;  // launches; the oldest makes room
   std::vector<Entry> launches_;
   std::size_t next_launch_ = 0;
