@@ -59,10 +59,8 @@ PlanOptions plan_options(const Context& context, const GemmOptions& options) {
 PreparedPlans prepare_plans(Context& context, PlanOptions options, const PlanRecipe& recipe) {
   PreparedPlans plans{.executor = &context.executor(), .overlap = nullptr, .serial = nullptr};
   const std::string operation = with_shape(recipe.operation, options.m, options.n, options.k);
-  // An executor that suggests plans (GPUs) brings its own tiles and units, which tuners do not know yet.
-  const bool suggests =
-      context.executor().suggest(options.m, options.n, options.k, options.dtype).has_value();
-  take_tuned(context.communicator(), suggests ? nullptr : context.tuner(), options, recipe);
+  const CallTuner* const tuner = has_suggestion(context, options) ? nullptr : context.tuner();
+  take_tuned(context.communicator(), tuner, options, recipe);
   agree(context.communicator(), operation, [&]() -> Ticket {
     take_suggestion(context.executor(), options);
     choose_tile(options);

@@ -20,10 +20,8 @@ constexpr int kMostTailFreeRanks = 64;
 OverlapMethod resolve(const Context& context, const GemmOptions& options, OverlapMethod method) {
   if (method != OverlapMethod::kAuto) return method;
   // An executor that suggests plans (GPUs) cannot add at the end of a tile yet.
-  const bool suggests =
-      context.executor().suggest(options.m, options.n, options.k, options.dtype).has_value();
-  const bool applies =
-      !suggests && options.partition.empty() && context.communicator().size() <= kMostTailFreeRanks;
+  const bool applies = !ops::has_suggestion(context, options) && options.partition.empty() &&
+                       context.communicator().size() <= kMostTailFreeRanks;
   return applies ? OverlapMethod::kTailFree : OverlapMethod::kSignal;
 }
 

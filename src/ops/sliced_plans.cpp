@@ -19,10 +19,7 @@ namespace {
 /// Rank 0's tuner decides for all; without one, and where it knows no better, as the caller has it.
 std::int64_t choose_parts(Context& context, const PlanOptions& options, const SlicedRecipe& recipe) {
   const CallTuner* tuner = context.tuner();
-  // An executor that suggests plans (GPUs) is a machine that tuners do not know yet.
-  const bool suggests =
-      context.executor().suggest(options.m, options.n, options.k, options.dtype).has_value();
-  if (recipe.parts != 0 || tuner == nullptr || suggests) return recipe.parts;
+  if (recipe.parts != 0 || tuner == nullptr || has_suggestion(context, options)) return recipe.parts;
   Communicator& communicator = context.communicator();
   const std::string operation = with_shape(recipe.operation, options.m, options.n, options.k);
   const std::vector<std::string> all = agree(communicator, operation, [&]() -> Ticket {
