@@ -66,8 +66,8 @@ TEST(Memory, RunsTakeNoMore) {
 }
 
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // these have allocators of their own
-/// Bytes that are allocated and not freed, of all arenas. Not the resident set: an allocator keeps freed pages,
-/// how many depends on which threads met in which arena.
+/// Bytes that are allocated and not freed, of all arenas. Not the resident set: an allocator keeps freed
+/// pages, how many depends on which threads met in which arena.
 std::int64_t allocated_bytes() {
   const struct mallinfo2 info = mallinfo2();
   return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
@@ -86,8 +86,8 @@ TEST(Memory, CreateAndDestroyLeavesNothing) {
   for (int i = 0; i < 10; ++i) cycle();
   const std::int64_t before = allocated_bytes();
   for (int i = 0; i < 100; ++i) cycle();
-  // One cycle holds 2 ranks x (packed 768 KiB + matrices 1 MiB): a leak of 1 KiB of it would show. What is left
-  // is what the allocator's per-thread caches hold.
+  // One cycle holds 2 ranks x (packed 768 KiB + matrices 1 MiB): a leak of 1 KiB of it would show. What is
+  // left is what the allocator's per-thread caches hold.
   EXPECT_LT(allocated_bytes() - before, 100 * 1024);
 }
 #endif
