@@ -35,7 +35,7 @@ struct NcclOptions {
 std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Communicator> control,
                                                      const NcclOptions& options);
 
-/// Who moves bytes between ranks of one process. Sums are taken by kernels: of the other ranks' memory, or of
+/// Who moves bytes between ranks of one host. Sums are taken by kernels: of the other ranks' memory, or of
 /// what the copy engine has brought.
 enum class PeerCopy {
   kKernel,      ///< Blocks on SMs.
@@ -56,6 +56,14 @@ struct LocalGpuOptions {
 std::vector<std::shared_ptr<Communicator>> make_local_gpu_communicators(const std::vector<int>& devices,
                                                                         const LocalGpuOptions& options = {});
 
+/// The same for ranks that are processes of one host: `control` (MPI or rendezvous) brings them together, and
+/// carries every `exchange`. Collective and blocking. What other ranks read or write must then come from
+/// cudaMalloc: the executor's workspace does, the caller's A or B of an all-gather must (PyTorch's does
+/// without expandable segments), as must its output where the serial method sums in it. Error(kUnsupported)
+/// on every rank when the ranks are on several hosts, or a device cannot address another's memory: use NCCL.
+std::shared_ptr<Communicator> make_local_gpu_communicator(std::shared_ptr<Communicator> control, int device,
+                                                          const LocalGpuOptions& options = {});
+
 /// How the SMs of a GPU are shared between the GEMM and the communication.
 enum class SmSplit {
   kGrid,   ///< The GEMM's grid leaves `communication_sms` free; the hardware puts blocks where it likes.
@@ -72,10 +80,11 @@ enum class GroupWait {
 enum class SumBy {
   kCommunicator,  ///< The collective, on SMs that the GEMM leaves to it.
   /// The restore kernel, behind the GEMM: each rank only copies the others' partial sums of what it keeps,
-  /// with PeerCopy::kCopyEngine on no SM. For ranks of one process (make_local_gpu_communicators), else
-  /// Error(kUnsupported). Takes the workspace of W - 1 more packed buffers. An all-reduce moves W - 1
-  /// matrices to each rank instead of 2 (W - 1) / W: as much between two ranks, more between others. The sum
-  /// is taken in float32 in the order of ranks and rounded after the epilogue only.
+  /// with PeerCopy::kCopyEngine on no SM. For ranks of one host (make_local_gpu_communicators and
+  /// make_local_gpu_communicator), else Error(kUnsupported). Takes the workspace of W - 1 more packed
+  /// buffers. An all-reduce moves W - 1 matrices to each rank instead of 2 (W - 1) / W: as much between two
+  /// ranks, more between others. The sum is taken in float32 in the order of ranks and rounded after the
+  /// epilogue only.
   kRestore,
 };
 

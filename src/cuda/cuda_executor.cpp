@@ -7,9 +7,9 @@
 #include "core/fail.h"
 #include "cuda_call.h"
 #include "gemm_choice.h"
-#include "local_kernels.h"
 #include "nccl_communicator.h"
 #include "operand_check.h"
+#include "peer_kernels.h"
 
 namespace flashoverlap {
 namespace cuda {
@@ -149,8 +149,9 @@ void CudaExecutor::reserve_workspace(PreparedCudaPlan& plan) {
                plan.plan().operation, needed, plan.plan().rank, options_.workspace_limit_bytes);
   }
   if (workspace_ == nullptr || workspace_->memory.bytes() < needed) {
-    workspace_ =
-        std::make_shared<Workspace>(Workspace{DeviceBuffer(options_.device, needed, plan.plan().operation)});
+    const auto kind = peers_ != nullptr ? peers_->readable_memory() : DeviceMemory::kStreamOrdered;
+    workspace_ = std::make_shared<Workspace>(
+        Workspace{DeviceBuffer(options_.device, needed, plan.plan().operation, kind)});
   }
   plan.set_workspace(workspace_);
 }
@@ -403,7 +404,7 @@ void CudaExecutor::enqueue_restore(Call& call) {
         plan.restore.source == BufferKind::kPacked ? call.prepared.packed() : call.prepared.received();
     params.restore = call.prepared.tables(call.operands).restore();
     if (call.prepared.sums_in_restore()) {
-      static_assert(PartialSums::kMost >= kMaxLocalRanks, "ranks that read each other's memory");
+      static_assert(PartialSums::kMost >= kMaxPeerRanks, "ranks that read each other's memory");
       params.sums.count = plan.world_size;
       for (std::int32_t r = 0; r < plan.world_size; ++r) params.sums.sources[r] = call.prepared.packed_of(r);
     }

@@ -81,12 +81,14 @@ int current_device() {
   return device;
 }
 
-DeviceBuffer::DeviceBuffer(int device, std::int64_t bytes, std::string_view purpose)
-    : bytes_(bytes), device_(device) {
+DeviceBuffer::DeviceBuffer(int device, std::int64_t bytes, std::string_view purpose, DeviceMemory kind)
+    : bytes_(bytes), device_(device), kind_(kind) {
   if (bytes == 0) return;
   const DeviceScope scope(device);
+  const auto size = static_cast<std::size_t>(bytes);
   const cudaStream_t stream = memory_stream(device);
-  const cudaError_t status = cudaMallocAsync(&data_, static_cast<std::size_t>(bytes), stream);
+  const cudaError_t status =
+      kind == DeviceMemory::kShareable ? cudaMalloc(&data_, size) : cudaMallocAsync(&data_, size, stream);
   if (status == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
     std::size_t available = 0;
@@ -101,18 +103,24 @@ DeviceBuffer::DeviceBuffer(int device, std::int64_t bytes, std::string_view purp
 
 DeviceBuffer::~DeviceBuffer() {
   if (data_ == nullptr) return;
-  (void)cudaFreeAsync(data_, memory_stream(device_));
+  if (kind_ == DeviceMemory::kShareable) {
+    (void)cudaFree(data_);
+  } else {
+    (void)cudaFreeAsync(data_, memory_stream(device_));
+  }
 }
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
-      device_(other.device_) {}
+      device_(other.device_),
+      kind_(other.kind_) {}
 
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   std::swap(device_, other.device_);
+  std::swap(kind_, other.kind_);
   return *this;
 }
 
@@ -127,6 +135,18 @@ void upload(int device, void* to, const void* from, std::size_t bytes) {
 Event::Event(bool with_timing) {
   FLASHOVERLAP_CUDA_CHECK(
       cudaEventCreateWithFlags(&event_, with_timing ? cudaEventDefault : cudaEventDisableTiming));
+}
+
+Event Event::for_processes() {
+  cudaEvent_t event = nullptr;
+  FLASHOVERLAP_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess));
+  return Event(event);
+}
+
+Event Event::of_process(const cudaIpcEventHandle_t& handle) {
+  cudaEvent_t event = nullptr;
+  FLASHOVERLAP_CUDA_CHECK(cudaIpcOpenEventHandle(&event, handle));
+  return Event(event);
 }
 
 Event::~Event() {

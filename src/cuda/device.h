@@ -28,14 +28,21 @@ void require_device(int device);
 /// The number of CUDA devices; 0 where there is none or no driver.
 int device_count();
 
-/// Device memory. Allocated and freed in stream order on a stream of its own, so that neither ever waits for
-/// the device: with several ranks on one GPU a plain cudaFree would wait for a collective that waits for the
-/// rank that frees. So whoever destroys a buffer makes sure that the device is done with it.
+enum class DeviceMemory {
+  /// Allocated and freed in stream order on a stream of its own, so that neither ever waits for the device:
+  /// with several ranks on one GPU a plain cudaFree would wait for a collective that waits for the rank that
+  /// frees.
+  kStreamOrdered,
+  kShareable,  ///< From cudaMalloc: other processes can open it.
+};
+
+/// Device memory. Whoever destroys a buffer makes sure that the device is done with it.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   /// Throws Error(kOutOfMemory) naming the bytes asked for, the bytes free and `purpose`.
-  DeviceBuffer(int device, std::int64_t bytes, std::string_view purpose);
+  DeviceBuffer(int device, std::int64_t bytes, std::string_view purpose,
+               DeviceMemory kind = DeviceMemory::kStreamOrdered);
   ~DeviceBuffer();
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
@@ -47,6 +54,7 @@ class DeviceBuffer {
   void* data_ = nullptr;
   std::int64_t bytes_ = 0;
   int device_ = 0;
+  DeviceMemory kind_ = DeviceMemory::kStreamOrdered;
 };
 
 /// Copies from host memory, and returns when it is there.
@@ -62,6 +70,10 @@ cudaStream_t memory_stream(int device);
 class Event {
  public:
   explicit Event(bool with_timing = false);
+  /// One that other processes can open by its cudaIpcEventHandle_t.
+  static Event for_processes();
+  /// Another process's. Throws Error(kDevice).
+  static Event of_process(const cudaIpcEventHandle_t& handle);
   ~Event();
   Event(Event&& other) noexcept;
   Event& operator=(Event&& other) noexcept;
@@ -72,6 +84,8 @@ class Event {
   [[nodiscard]] bool has_come() const;
 
  private:
+  explicit Event(cudaEvent_t event) : event_(event) {}
+
   cudaEvent_t event_ = nullptr;
 };
 

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "check.h"
+#include "comm/run_on_all.h"
 #include "core/fail.h"
 #include "nccl_library.h"
 
@@ -79,37 +80,18 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Communicator> control, const 
     : control_(std::move(control)), options_(options), rank_(control_->rank()), size_(control_->size()) {
   if (options_.max_ctas < 0)
     core::fail(ErrorKind::kBadArgument, "max_ctas is {}, must be >= 0", options_.max_ctas);
-  std::string why;
-  ErrorKind kind = ErrorKind::kCommunication;
-  const auto attempt = [&](auto&& step) {
-    try {
-      if (why.empty()) step();
-    } catch (const Error& error) {
-      why = error.what();
-      kind = error.kind();
-    }
-  };
   // A rank that cannot go on must say so before the others enter NCCL, where they would wait for it.
-  attempt([&] {
+  const auto on_all = [&](const std::function<void()>& step) { comm::run_on_all(*control_, "nccl", step); };
+  on_all([&] {
     require_device(options_.device);
     (void)nccl();
     const DeviceScope scope(options_.device);
     FLASHOVERLAP_CUDA_CHECK(cudaFree(nullptr));
     barrier_word_ = DeviceBuffer(options_.device, 64, "the barrier of an NCCL communicator");
   });
-  const auto agree = [&] {
-    const std::vector<std::string> reasons = control_->exchange(why, kRendezvous);
-    for (int r = 0; r < size_; ++r) {
-      const std::string& reason = reasons[static_cast<std::size_t>(r)];
-      if (!reason.empty()) core::fail(kind, "nccl: rank {} cannot take part: {}", r, reason);
-    }
-  };
-  agree();
-  attempt([&] { agree_on_devices(); });
-  agree();
+  on_all([&] { agree_on_devices(); });
   share_board();
-  attempt([&] { initialise(); });
-  agree();
+  on_all([&] { initialise(); });
   // NCCL's own rendezvous and the first calls, in which it connects the ranks, may take longer than a
   // caller's short time-out, and a communicator that is aborted while the host is inside NCCL may hang there
   // (seen with 2.30.7 and 3 ranks on one GPU).

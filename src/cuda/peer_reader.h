@@ -1,10 +1,12 @@
-// What the executor can ask of a communicator between ranks of one process, besides collectives.
+// What the executor can ask of a communicator between ranks that read each other's memory, besides
+// collectives.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <span>
 
+#include "device.h"
 #include "flashoverlap/communicator.h"
 
 namespace flashoverlap::cuda {
@@ -25,6 +27,9 @@ class PeerReader {
 
   /// Whether all-gathers, all-to-alls and `read_peers` need no SM, on any rank.
   [[nodiscard]] virtual bool copies_without_sms() const = 0;
+
+  /// What memory the other ranks can read, of what they are given to read.
+  [[nodiscard]] virtual DeviceMemory readable_memory() const = 0;
 
   /// to[r] = elements [begin, begin + count) of the `size` elements that rank r passes as `send`, for every
   /// other rank r. A collective: `size` is the same on all ranks, what each of them reads is its own affair.

@@ -9,13 +9,13 @@
 
 namespace flashoverlap::cuda {
 
-/// Ranks of a local group; the pointers travel as kernel parameters.
-constexpr int kMaxLocalRanks = 16;
+/// Ranks of a peer group; the pointers travel as kernel parameters.
+constexpr int kMaxPeerRanks = 16;
 
 /// to[j][i] = sum over r of from[r][i], in float32 in the order of r, for i < count and every j.
 struct PeerReduceParams {
-  const void* from[kMaxLocalRanks] = {};
-  void* to[kMaxLocalRanks] =
+  const void* from[kMaxPeerRanks] = {};
+  void* to[kMaxPeerRanks] =
       {};  ///< May be the same memory as any `from`: an element is read by the thread that writes it.
   int num_from = 0;
   int num_to = 0;
@@ -24,9 +24,9 @@ struct PeerReduceParams {
 
 /// to[j][i] = from[j][i] for i < count[j].
 struct PeerCopyParams {
-  const void* from[kMaxLocalRanks] = {};
-  void* to[kMaxLocalRanks] = {};
-  std::int64_t count[kMaxLocalRanks] = {};
+  const void* from[kMaxPeerRanks] = {};
+  void* to[kMaxPeerRanks] = {};
+  std::int64_t count[kMaxPeerRanks] = {};
   int num_copies = 0;
 };
 
@@ -39,6 +39,6 @@ void launch_pace_begin(std::uint64_t* begin_ns, cudaStream_t stream);
 void launch_pace_end(const std::uint64_t* begin_ns, std::uint64_t duration_ns, cudaStream_t stream);
 
 /// Loads all of them on the current device.
-void load_local_kernels();
+void load_peer_kernels();
 
 }  // namespace flashoverlap::cuda

@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "flashoverlap/error.h"
-#include "local_kernels.h"
+#include "peer_kernels.h"
 #include "ptx.cuh"
 
 namespace flashoverlap::cuda {
@@ -243,13 +243,13 @@ void launch_pace_end(const std::uint64_t* begin_ns, std::uint64_t duration_ns, c
   FLASHOVERLAP_CUDA_CHECK(cudaGetLastError());
 }
 
-void load_local_kernels() {
+void load_peer_kernels() {
   cudaFuncAttributes attributes;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     with_element(dtype, [&](auto element) {
       using Element = decltype(element);
       for (const bool aligned : {false, true}) {
-        for (int ranks = 1; ranks <= kMaxLocalRanks; ++ranks)
+        for (int ranks = 1; ranks <= kMaxPeerRanks; ++ranks)
           FLASHOVERLAP_CUDA_CHECK(cudaFuncGetAttributes(&attributes, reduce_kernel<Element>(aligned, ranks)));
       }
       FLASHOVERLAP_CUDA_CHECK(cudaFuncGetAttributes(&attributes, peer_copy_kernel<Element, true>));

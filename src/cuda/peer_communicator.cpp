@@ -1,15 +1,18 @@
-// Collectives between ranks that are threads of this process: kernels read and write the peers' memory.
+// Collectives between ranks of one host that address each other's memory: kernels and copies read and write
+// it.
 #include <cmath>
 #include <map>
 #include <numeric>
 
 #include "check.h"
+#include "comm/run_on_all.h"
 #include "core/fail.h"
 #include "cuda_stream.h"
 #include "flashoverlap/cuda_context.h"
 #include "local_group.h"
-#include "local_kernels.h"
+#include "peer_kernels.h"
 #include "peer_reader.h"
+#include "process_group.h"
 
 namespace flashoverlap {
 namespace cuda {
@@ -41,19 +44,18 @@ std::vector<std::int64_t> copy_counts(std::span<const std::int64_t> counts, int 
   return {counts.begin(), counts.end()};
 }
 
-class LocalCommunicator final : public Communicator, public PeerReader {
+class PeerCommunicator final : public Communicator, public PeerReader {
  public:
-  LocalCommunicator(std::shared_ptr<LocalGroup> group, std::shared_ptr<Communicator> control,
-                    LocalGpuOptions options)
+  PeerCommunicator(std::shared_ptr<PeerGroup> group, std::shared_ptr<Communicator> control, int device,
+                   LocalGpuOptions options)
       : group_(std::move(group)),
         control_(std::move(control)),
         options_(options),
         rank_(control_->rank()),
-        device_(group_->devices()[index(rank_)]),
+        device_(device),
         pace_begin_(device_, 64, "the pacing of a local communicator") {
     const DeviceScope scope(device_);
-    load_local_kernels();
-    enable_peers();
+    load_peer_kernels();
   }
 
   [[nodiscard]] int rank() const override { return rank_; }
@@ -62,6 +64,10 @@ class LocalCommunicator final : public Communicator, public PeerReader {
   [[nodiscard]] bool copies_without_sms() const override {
     const bool is_paced = options_.link.bandwidth_gbps > 0 || options_.link.latency_us > 0;  // by kernels
     return options_.copies == PeerCopy::kCopyEngine && !is_paced;
+  }
+
+  [[nodiscard]] DeviceMemory readable_memory() const override {
+    return group_->has_processes() ? DeviceMemory::kShareable : DeviceMemory::kStreamOrdered;
   }
 
   [[nodiscard]] std::unique_ptr<Stream> make_stream(const std::string& /*name*/) override {
@@ -81,10 +87,10 @@ class LocalCommunicator final : public Communicator, public PeerReader {
       scatter_sums("all-reduce", send, at(receive, begin, dtype), counts, dtype, stream, label);
       return gather("all-reduce", at(receive, begin, dtype), receive, counts, dtype, stream, label);
     }
-    LocalCall call{"all-reduce", send, receive, {count}, {}, dtype, label};
+    PeerCall call{"all-reduce", send, receive, {count}, {}, dtype, label};
     const auto bytes = static_cast<double>(count * size_of(dtype));
     run(std::move(call), stream, 2.0 * bytes * (size() - 1) / size(),
-        [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+        [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
           // Rank r sums stretch r of everybody's input and writes it into everybody's output: each byte is
           // read and written once.
           PeerReduceParams params{
@@ -111,17 +117,17 @@ class LocalCommunicator final : public Communicator, public PeerReader {
   void all_to_all(const void* send, std::span<const std::int64_t> send_counts, void* receive,
                   std::span<const std::int64_t> receive_counts, DType dtype, Stream& stream,
                   const TransferLabel& label) override {
-    LocalCall call{"all-to-all",
-                   send,
-                   receive,
-                   copy_counts(send_counts, size(), "all_to_all (send)"),
-                   copy_counts(receive_counts, size(), "all_to_all (receive)"),
-                   dtype,
-                   label};
+    PeerCall call{"all-to-all",
+                  send,
+                  nullptr,
+                  copy_counts(send_counts, size(), "all_to_all (send)"),
+                  copy_counts(receive_counts, size(), "all_to_all (receive)"),
+                  dtype,
+                  label};
     const std::int64_t sent = sum(send_counts, size()) - send_counts[index(rank_)];
     const std::int64_t received = sum(receive_counts, size()) - receive_counts[index(rank_)];
     const auto bytes = static_cast<double>(std::max(sent, received) * size_of(dtype));
-    run(std::move(call), stream, bytes, [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+    run(std::move(call), stream, bytes, [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
       PeerCopyParams params{};
       for (int i = 0; i < size(); ++i) {
         const int r = peer_at(i);
@@ -137,7 +143,7 @@ class LocalCommunicator final : public Communicator, public PeerReader {
                   const TransferLabel& label) override {
     const auto bytes = static_cast<double>(count * size_of(dtype));
     run({"reading of partial sums", send, nullptr, {size}, {}, dtype, label}, stream,
-        bytes * (this->size() - 1), [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+        bytes * (this->size() - 1), [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
           PeerCopyParams params{};
           for (int i = 1; i < this->size(); ++i) {
             const int r = peer_at(i);
@@ -150,13 +156,13 @@ class LocalCommunicator final : public Communicator, public PeerReader {
   void exchange_messages(std::span<const PeerMessage> sends, std::span<const PeerMessage> receives,
                          DType dtype, Stream& stream, const TransferLabel& label,
                          const std::function<void(std::size_t)>& arrived) override {
-    LocalCall call{"exchange of messages", nullptr, nullptr, {}, {}, dtype, label};
+    PeerCall call{"exchange of messages", nullptr, nullptr, {}, {}, dtype, label};
     call.sends.assign(sends.begin(), sends.end());
     call.receives.assign(receives.begin(), receives.end());
     std::int64_t received = 0;
     for (const PeerMessage& message : receives) received += message.count;
     run(std::move(call), stream, static_cast<double>(received * size_of(dtype)),
-        [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+        [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
           std::vector<std::size_t> next(index(size()), 0);  // among the sends of each rank
           for (std::size_t i = 0; i < receives.size(); ++i) {
             const std::vector<PeerMessage>& theirs = calls[index(receives[i].peer)].sends;
@@ -196,26 +202,14 @@ class LocalCommunicator final : public Communicator, public PeerReader {
   [[nodiscard]] std::shared_ptr<Communicator> subgroup(std::span<const int> ranks) override {
     group_->throw_if_failed();
     const std::shared_ptr<Communicator> control = control_->subgroup(ranks);
-    // The first rank of the list makes the group; the others copy the pointer to it while it waits in the
-    // exchange below.
-    std::shared_ptr<LocalGroup> group;
-    if (control->rank() == 0) {
-      std::vector<int> devices;
-      for (const int r : ranks) devices.push_back(group_->devices()[index(r)]);
-      group = std::make_shared<LocalGroup>(std::move(devices), group_->timeout());
-    }
-    constexpr TransferLabel kLabel{.operation = "local subgroup"};
-    const auto address = control->exchange(reinterpret_cast<std::uintptr_t>(&group), kLabel).front();
-    if (control->rank() != 0) group = *reinterpret_cast<std::shared_ptr<LocalGroup>*>(address);
-    (void)control->exchange(std::uint64_t{0}, kLabel);
-    return std::make_shared<LocalCommunicator>(std::move(group), control, options_);
+    return std::make_shared<PeerCommunicator>(group_->subgroup(*control, ranks), control, device_, options_);
   }
 
   void abort(const std::string& reason) noexcept override {
     try {
-      group_->board()->set({ErrorKind::kCommunication, fmt::format("rank {} aborted: {}", rank_, reason)});
+      group_->fail({ErrorKind::kCommunication, fmt::format("rank {} aborted: {}", rank_, reason)});
     } catch (...) {  // out of memory for the text: the abort matters more
-      group_->board()->set({});
+      group_->fail({});
     }
     control_->abort(reason);
   }
@@ -231,8 +225,8 @@ class LocalCommunicator final : public Communicator, public PeerReader {
                     const std::vector<std::int64_t>& counts, DType dtype, Stream& stream,
                     const TransferLabel& label) {
     const auto bytes = static_cast<double>(sum(counts, size()) * size_of(dtype));
-    run({kind, send, receive, counts, {}, dtype, label}, stream, bytes * (size() - 1) / size(),
-        [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+    run({kind, send, nullptr, counts, {}, dtype, label}, stream, bytes * (size() - 1) / size(),
+        [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
           PeerReduceParams params{.num_from = size(), .num_to = 1, .count = counts[index(rank_)]};
           const std::int64_t begin = sum(counts, rank_);
           for (int r = 0; r < size(); ++r) params.from[r] = at(calls[index(r)].send, begin, dtype);
@@ -271,8 +265,8 @@ class LocalCommunicator final : public Communicator, public PeerReader {
   void gather(std::string_view kind, const void* send, void* receive, const std::vector<std::int64_t>& counts,
               DType dtype, Stream& stream, const TransferLabel& label) {
     const auto bytes = static_cast<double>(sum(counts, size()) * size_of(dtype));
-    run({kind, send, receive, counts, {}, dtype, label}, stream, bytes * (size() - 1) / size(),
-        [&](const std::vector<LocalCall>& calls, cudaStream_t on) {
+    run({kind, send, nullptr, counts, {}, dtype, label}, stream, bytes * (size() - 1) / size(),
+        [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
           PeerCopyParams params{};
           for (int i = 0; i < size(); ++i) {
             const int r = peer_at(i);
@@ -314,26 +308,8 @@ class LocalCommunicator final : public Communicator, public PeerReader {
                "the local GPU communicator has collectives only; {} (peer {}) needs NCCL", call, peer);
   }
 
-  void enable_peers() const {
-    for (const int peer : group_->devices()) {
-      if (peer == device_) continue;
-      int reachable = 0;
-      FLASHOVERLAP_CUDA_CHECK(cudaDeviceCanAccessPeer(&reachable, device_, peer));
-      if (reachable == 0) {
-        core::fail(ErrorKind::kUnsupported, "device {} cannot address the memory of device {}: use NCCL",
-                   device_, peer);
-      }
-      const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
-      if (status == cudaErrorPeerAccessAlreadyEnabled) {
-        (void)cudaGetLastError();
-      } else {
-        FLASHOVERLAP_CUDA_CHECK(status);
-      }
-    }
-  }
-
   template <class Work>
-  void run(LocalCall call, Stream& stream, double wire_bytes, Work&& work) {
+  void run(PeerCall call, Stream& stream, double wire_bytes, Work&& work) {
     const cudaStream_t on = cuda_stream_of(stream, "local communicator");
     const DeviceScope scope(device_);
     if (is_capturing(on)) {
@@ -341,7 +317,7 @@ class LocalCommunicator final : public Communicator, public PeerReader {
                  "{}: the local GPU communicator cannot be captured in a CUDA graph; use NCCL", call.kind);
     }
     group_->ready(rank_).record(on);
-    const std::vector<LocalCall>& calls = group_->meet(rank_, std::move(call));
+    const std::vector<PeerCall>& calls = group_->meet(std::move(call));
     for (int r = 0; r < size(); ++r) {
       if (r != rank_) group_->ready(r).wait_on(on);
     }
@@ -353,13 +329,13 @@ class LocalCommunicator final : public Communicator, public PeerReader {
     work(calls, on);
     if (paced_us > 0) launch_pace_end(begin, static_cast<std::uint64_t>(paced_us * 1e3), on);
     group_->done(rank_).record(on);
-    group_->meet_again(rank_);
+    group_->meet_again();
     for (int r = 0; r < size(); ++r) {
       if (r != rank_) group_->done(r).wait_on(on);
     }
   }
 
-  std::shared_ptr<LocalGroup> group_;
+  std::shared_ptr<PeerGroup> group_;
   std::shared_ptr<Communicator> control_;
   LocalGpuOptions options_;
   int rank_;
@@ -368,12 +344,11 @@ class LocalCommunicator final : public Communicator, public PeerReader {
   std::map<cudaStream_t, std::vector<DeviceBuffer>> scratch_;
 };
 
-void check_options(const std::vector<int>& devices, const LocalGpuOptions& options) {
-  if (devices.empty() || devices.size() > kMaxLocalRanks) {
-    core::fail(ErrorKind::kBadArgument, "a local GPU group of {} ranks: must be 1 to {}", devices.size(),
-               kMaxLocalRanks);
+void check_options(std::size_t num_ranks, const LocalGpuOptions& options) {
+  if (num_ranks == 0 || num_ranks > kMaxPeerRanks) {
+    core::fail(ErrorKind::kBadArgument, "a local GPU group of {} ranks: must be 1 to {}", num_ranks,
+               kMaxPeerRanks);
   }
-  for (const int device : devices) require_device(device);
   if (options.max_ctas < 1)
     core::fail(ErrorKind::kBadArgument, "max_ctas is {}, must be >= 1", options.max_ctas);
   const auto is_bad = [](double value) { return !std::isfinite(value) || value < 0; };
@@ -388,14 +363,29 @@ void check_options(const std::vector<int>& devices, const LocalGpuOptions& optio
 
 std::vector<std::shared_ptr<Communicator>> make_local_gpu_communicators(const std::vector<int>& devices,
                                                                         const LocalGpuOptions& options) {
-  cuda::check_options(devices, options);
+  cuda::check_options(devices.size(), options);
+  for (const int device : devices) cuda::require_device(device);
   const auto group = std::make_shared<cuda::LocalGroup>(devices, options.timeout);
   std::vector<std::shared_ptr<Communicator>> communicators;
   for (const auto& control : make_in_process_communicators(static_cast<int>(devices.size()),
                                                            {.link = {}, .timeout = options.timeout})) {
-    communicators.push_back(std::make_shared<cuda::LocalCommunicator>(group, control, options));
+    const int rank = control->rank();
+    communicators.push_back(
+        std::make_shared<cuda::PeerCommunicator>(std::make_shared<cuda::LocalMember>(group, rank), control,
+                                                 devices[static_cast<std::size_t>(rank)], options));
   }
   return communicators;
+}
+
+std::shared_ptr<Communicator> make_local_gpu_communicator(std::shared_ptr<Communicator> control, int device,
+                                                          const LocalGpuOptions& options) {
+  if (control == nullptr) core::fail(ErrorKind::kBadArgument, "control is null");
+  comm::run_on_all(*control, "local GPU communicator", [&] {
+    cuda::check_options(static_cast<std::size_t>(control->size()), options);
+    cuda::require_device(device);
+  });
+  auto group = std::make_shared<cuda::ProcessGroup>(*control, device, options.timeout);
+  return std::make_shared<cuda::PeerCommunicator>(std::move(group), std::move(control), device, options);
 }
 
 }  // namespace flashoverlap

@@ -1,0 +1,58 @@
+// Device memory of one process in the address space of another of the same host (CUDA IPC).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <utility>
+
+namespace flashoverlap::cuda {
+
+/// An address that other processes can use, in a form that may be copied between them as bytes.
+struct SharedAddress {
+  cudaIpcMemHandle_t handle{};   ///< Of the allocation that holds it.
+  std::uint64_t allocation = 0;  ///< Differs between allocations of one process, also of the same address.
+  std::uint64_t base = 0;        ///< Where the allocation begins in its own process.
+  std::int64_t offset = 0;
+  bool is_null = true;
+};
+
+/// Remembers what was shared and opened, since both take the driver long. One object for each rank and
+/// device; not thread-safe. The device must be current.
+class IpcMemory {
+ public:
+  IpcMemory() = default;
+  ~IpcMemory();
+  IpcMemory(const IpcMemory&) = delete;
+  IpcMemory& operator=(const IpcMemory&) = delete;
+
+  /// Error(kUnsupported) for memory that is not from cudaMalloc; null stays null.
+  SharedAddress share(const void* pointer);
+
+  /// The same memory here, of rank `owner`, a process other than this. Error(kUnsupported) where this device
+  /// cannot address it. Stays valid until kMaxOpen other allocations of that rank have been used, or the rank
+  /// has put another in its place.
+  void* open(int owner, const SharedAddress& address);
+
+  static constexpr std::size_t kMaxOpen = 64;  ///< Allocations of one rank; more are closed again.
+
+ private:
+  struct Shared {
+    std::uint64_t allocation = 0;
+    cudaIpcMemHandle_t handle{};
+  };
+  struct Opened {
+    std::uint64_t base = 0;
+    std::uint64_t allocation = 0;
+    void* here = nullptr;
+  };
+
+  static void close(const Opened& opened);
+
+  std::map<std::uint64_t, Shared> shared_;      // by base
+  std::map<int, std::list<Opened>> opened_by_;  // by owner, the last used first
+};
+
+}  // namespace flashoverlap::cuda
