@@ -24,7 +24,8 @@ from gpu_cluster_results import summarise, write_json
 
 PROGRAMS = ("bench/gpu/cluster_bench", "tests/gpu/flashoverlap_gpu_test")
 # Tests that also work with one process per GPU.
-PROCESS_TESTS = "collectives,random_shapes_nccl,defaults,edges,all_gather,-one_rank"
+PROCESS_TESTS = "collectives,messages,calls_that_do_not_match,random_shapes,defaults,edges,all_gather,-one_rank"
+PROCESS_SHAPES = "4096x8192x2048,4096x8192x3584,8192x8192x2048"
 # Faults on purpose take minutes of waiting for time-outs: `gpu_test nccl_failures` has them.
 ALL_TESTS = "-nccl_failures,-without_one_rank"
 
@@ -221,7 +222,9 @@ def plan_steps(options, gpus):
     for world in worlds:
         if options.rehearse:
             continue  # processes cannot share a GPU's SM partitions
-        steps.append(Step(f"tests-processes-{world}", [test, PROCESS_TESTS], 60, processes=world))
+        steps.append(Step(f"tests-processes-{world}", [test, PROCESS_TESTS], 90, processes=world))
+        table = [bench, "table", "--ranks", world, "--ops", "ag,ar,rs", "--shapes", PROCESS_SHAPES, "--budget-s", 40]
+        steps.append(Step(f"processes-table-{world}", [*table, "--json", "results.jsonl"], 70, processes=world))
     return steps
 
 

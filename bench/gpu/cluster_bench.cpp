@@ -8,7 +8,9 @@
 //                                                   serial against overlapped; one JSON object a case and
 //                                                   line
 //
-// Rank r is a thread on device r; with --rehearse all are on device 0, each on SMs of its own. With
+// Rank r is a thread on device r; with --rehearse all are on device 0, each on SMs of its own. Started by a
+// launcher as one of several processes it is one rank, on the device of its local rank, and rank 0 prints.
+// With
 // --budget-s no case begins after so many seconds. A way is a communicator (gpu_test::CommunicatorKind) and
 // the SMs that the GEMM leaves to it; of the ways that suit an operator the quickest is taken, and with it
 // the quickest partition (operator_bench.h). Serial has all SMs and an NCCL communicator that takes what it
@@ -26,6 +28,8 @@
 
 #include "check.h"
 #include "flashoverlap/cuda_context.h"
+#include "flashoverlap/launcher.h"
+#include "flashoverlap/rendezvous.h"
 #include "machine_curves.h"
 #include "nccl_library.h"
 #include "operator_bench.h"
@@ -110,6 +114,14 @@ int place(Arguments& arguments, bool& rehearse) {
   const int world = arguments.take_int("--ranks", 2);
   rehearse = !arguments.take("--rehearse", "").empty();
   if (world < 2) throw std::runtime_error(fmt::format("--ranks {}: at least 2", world));
+  if (const auto launch = detect_launch(); launch && launch->world_size > 1) {
+    if (rehearse || launch->world_size != world) {
+      throw std::runtime_error(fmt::format("--ranks {}{}, but a launcher started {} processes", world,
+                                           rehearse ? " --rehearse" : "", launch->world_size));
+    }
+    gpu_test::use_processes(make_rendezvous_communicator(*launch), launch->local_rank);
+    return world;
+  }
   std::vector<int> devices;
   for (int device = 0; !rehearse && device < cuda_device_count(); ++device) devices.push_back(device);
   if (!rehearse && std::ssize(devices) < world) {
@@ -247,12 +259,20 @@ class Table {
       if (timeline != nullptr)
         timeline->spans.insert(timeline->spans.end(), own.spans.begin(), own.spans.end());
       wrong += result.wrong;
-      if (rank.rank == 0) first = result;
+      if (rank.rank == groups_[chosen]->first_rank()) first = result;
     });
     first.wrong = wrong;
     chosen_ = chosen;
     if (first.method != "serial") first.method += ", " + settings_.ways[chosen].text();
     return first;
+  }
+  /// Whether rank 0 is in this process.
+  [[nodiscard]] bool prints() const { return groups_.front()->first_rank() == 0; }
+  /// Rank 0's word, on all.
+  [[nodiscard]] bool agree(bool value) const {
+    if (!gpu_test::ranks_are_processes()) return value;
+    Communicator& ranks = *groups_.front()->communicator_of(groups_.front()->first_rank());
+    return ranks.exchange(std::uint64_t{value}, {.operation = "cluster_bench"}).front() != 0;
   }
   /// Of the last case.
   [[nodiscard]] const char* communicator() const { return gpu_test::name_of(settings_.ways[chosen_].kind); }
@@ -286,10 +306,11 @@ class Table {
       groups_[i]->run([&](Rank& rank) {
         bench::OperatorBench bench(rank, settings, op, shape, serial_communicator(rank.rank));
         const double quickest = bench.quickest_us();
-        if (rank.rank == 0) us = quickest;  // the same on all
+        if (rank.rank == groups_[i]->first_rank()) us = quickest;  // the same on all
       });
-      fmt::print("  {} {}x{}x{}, {}: {:.0f} us\n", op, shape.m, shape.n, shape.k, settings_.ways[i].text(),
-                 us);
+      if (prints())
+        fmt::print("  {} {}x{}x{}, {}: {:.0f} us\n", op, shape.m, shape.n, shape.k, settings_.ways[i].text(),
+                   us);
       if (best < groups_.size() && us >= best_us) continue;
       best = i;
       best_us = us;
@@ -311,24 +332,25 @@ int measure_table(Arguments& arguments) {
     return settings.budget_s > 0 && Clock::now() - begin > std::chrono::seconds(settings.budget_s);
   };
   Table table(settings);
-  std::ofstream json(settings.json.empty() ? "/dev/null" : settings.json);
+  std::ofstream json(settings.json.empty() || !table.prints() ? "/dev/null" : settings.json);
   Timeline timeline;
   unsigned wrong = 0;
   std::size_t left_out = 0;
   for (const bench::Shape& shape : settings.shapes) {
     for (const std::string& op : settings.ops) {
-      if (is_late()) {
+      if (table.agree(is_late())) {
         ++left_out;
         continue;
       }
       const bool is_traced = !settings.trace.empty() && timeline.spans.empty();
       const bench::Result result = table.measure(op, shape, is_traced ? &timeline : nullptr);
       wrong += result.wrong;
+      if (!table.prints()) continue;
       print_case(result);
       bench::append_json(json, result, table.communicator());
     }
   }
-  if (!settings.trace.empty()) {
+  if (!settings.trace.empty() && table.prints()) {
     std::ofstream trace(settings.trace);
     write_chrome_trace(timeline, trace);
   }
@@ -342,7 +364,11 @@ int run(int argc, char** argv) {
   Arguments arguments(argc, argv, 2);
   if (part == "topology") return print_topology(arguments);
   if (part == "curves") return measure_curves(arguments);
-  if (part == "table") return measure_table(arguments);
+  if (part == "table") {
+    const int code = measure_table(arguments);
+    gpu_test::use_processes(nullptr, 0);
+    return code;
+  }
   throw std::runtime_error(fmt::format("'{}' is not one of topology, curves, table", part));
 }
 

@@ -80,7 +80,7 @@ OperatorBench::OperatorBench(gpu_test::Rank& rank, const OperatorSettings& setti
       serial_communicator_(serial_communicator == nullptr ? rank.communicator
                                                           : std::move(serial_communicator)) {
   const auto make = [&](std::int64_t count, std::uint64_t seed, const char* what) {
-    cuda::DeviceBuffer buffer(device(), count * kElement, what);
+    cuda::DeviceBuffer buffer(device(), count * kElement, what, gpu_test::readable_memory());
     const auto salt = 1000 * static_cast<std::uint64_t>(rank.rank);
     if (seed > 0) fill_random(Element16::kBf16, buffer.data(), count, salt + seed, stream_);
     return buffer;
@@ -277,7 +277,8 @@ BandwidthCurve OperatorBench::measure_curve() {
   cuda::CudaStream stream(device(), cuda::CudaStream::Priority::kHigh, rank_.options.partition.communication);
   const int world = rank_.world_size;
   const std::int64_t whole = gathers() ? shape_.m / world * shape_.k : shape_.m * shape_.n;
-  const cuda::DeviceBuffer send(device(), std::max<std::int64_t>(whole, 8) * kElement, "a message");
+  const cuda::DeviceBuffer send(device(), std::max<std::int64_t>(whole, 8) * kElement, "a message",
+                                gpu_test::readable_memory());
   const bool copies = rank_.options.sums == SumBy::kRestore;
   const std::int64_t received = copies && op_ == "ar" ? whole * world : whole;
   const cuda::DeviceBuffer receive(device(), std::max<std::int64_t>(received, 8) * kElement, "a message");

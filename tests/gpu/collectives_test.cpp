@@ -163,6 +163,7 @@ void one_rank_never_calls(CommunicatorKind kind) {
         },
         false);
     for (const std::size_t r : {0U, 2U}) {
+      if (ranks_are_processes() && static_cast<int>(r) != group.first_rank()) continue;
       GPU_EXPECT(errors[r].find("lonely call") != std::string::npos &&
                      errors[r].find("1500 ms") != std::string::npos,
                  name_of(kind) << " rank " << r << " says: " << errors[r]);
@@ -170,7 +171,8 @@ void one_rank_never_calls(CommunicatorKind kind) {
     // And every further call throws.
     const auto again =
         group.run_all([&](Rank& rank) { rank.communicator->exchange(std::uint64_t{1}, {}); }, false);
-    GPU_EXPECT(!again[0].empty() && !again[2].empty(), "a call on a failed communicator went through");
+    GPU_EXPECT(ranks_are_processes() || (!again[0].empty() && !again[2].empty()),
+               "a call on a failed communicator went through");
   }
 }
 
@@ -204,7 +206,7 @@ GPU_TEST(an_abort_reaches_every_rank) {
           stream->synchronize();
         },
         false);
-    GPU_EXPECT(errors[0].find("its machine burns") != std::string::npos,
+    GPU_EXPECT(group.first_rank() != 0 || errors[0].find("its machine burns") != std::string::npos,
                name_of(kind) << " rank 0 says: " << errors[0]);
   }
 }
@@ -221,11 +223,14 @@ GPU_TEST(calls_that_do_not_match) {
                                       {.operation = "call"});
       },
       false);
-  for (const std::string& error : errors)
+  for (int r = group.first_rank(); r < (ranks_are_processes() ? group.first_rank() + 1 : 2); ++r) {
+    const std::string& error = errors[static_cast<std::size_t>(r)];
     GPU_EXPECT(error.find("do not match") != std::string::npos, "it says: " << error);
+  }
 }
 
-// Messages between ranks of one process: each goes to its receiver, in order; what does not match is said.
+// Messages between ranks that read each other's memory: each goes to its receiver, in order; what does not
+// match is said.
 GPU_TEST(messages_in_one_meeting) {
   constexpr std::int64_t kCount = 1000;
   for (const CommunicatorKind kind : {CommunicatorKind::kLocal, CommunicatorKind::kCopyEngine}) {
@@ -280,6 +285,7 @@ GPU_TEST(messages_in_one_meeting) {
         },
         false);
     for (const std::string& error : errors) {
+      if (ranks_are_processes() && error.empty()) continue;  // of another process
       GPU_EXPECT(error.find("rank 0 sends messages of [1000] elements to rank 1, which expects [999]") !=
                      std::string::npos,
                  name_of(kind) << " says: " << error);

@@ -216,7 +216,7 @@ void run_fault(Op op, Fault fault, Stage stage) {
 
 void fail_at_every_stage(Op op) {
   if (const std::string why = why_no_nccl(2); !why.empty()) throw Skip(why);
-  if (world_sizes().size() == 1) throw Skip("ranks are processes; the faults are made for threads");
+  if (ranks_are_processes()) throw Skip("ranks are processes; the faults are made for threads");
   for (const Fault fault : {Fault::kThrow, Fault::kLeave, Fault::kStop, Fault::kSlow, Fault::kOutOfMemory}) {
     for (const Stage stage : {Stage::kStart, Stage::kPlanned, Stage::kGroup, Stage::kLast}) {
       run_fault(op, fault, stage);

@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "core/half.h"
+#include "gpu_ranks.h"
 #include "gpu_test.h"
 
 namespace flashoverlap::gpu_test {
@@ -62,7 +63,7 @@ DeviceMatrix::DeviceMatrix(std::int64_t rows, std::int64_t cols, std::int64_t ld
       cols_(cols),
       ld_(ld),
       dtype_(dtype),
-      memory_(cuda::current_device(), bytes() + 2 * kGuardBytes, "a test matrix") {
+      memory_(cuda::current_device(), bytes() + 2 * kGuardBytes, "a test matrix", readable_memory()) {
   FLASHOVERLAP_CUDA_CHECK(
       cudaMemsetAsync(memory_.data(), kGuard, static_cast<std::size_t>(memory_.bytes()), copy_stream()));
   FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(copy_stream()));

@@ -59,6 +59,14 @@ void use_processes(std::shared_ptr<Communicator> control, int device) {
   places().own_device = device;
 }
 
+bool ranks_are_processes() {
+  return places().control != nullptr;
+}
+
+cuda::DeviceMemory readable_memory() {
+  return ranks_are_processes() ? cuda::DeviceMemory::kShareable : cuda::DeviceMemory::kStreamOrdered;
+}
+
 bool has_devices_for(int world_size) {
   return places().has_devices_for(world_size);
 }
@@ -86,10 +94,8 @@ std::string why_no_nccl(int world_size) {
 }
 
 std::vector<CommunicatorKind> kinds_for(int world_size) {
-  std::vector<CommunicatorKind> kinds;
-  if (places().control == nullptr) {
-    kinds = {CommunicatorKind::kLocal, CommunicatorKind::kTwoStep, CommunicatorKind::kCopyEngine};
-  }
+  std::vector<CommunicatorKind> kinds{CommunicatorKind::kLocal, CommunicatorKind::kTwoStep,
+                                      CommunicatorKind::kCopyEngine};
   if (why_no_nccl(world_size).empty()) kinds.push_back(CommunicatorKind::kNccl);
   return kinds;
 }
@@ -103,26 +109,34 @@ Group::Group(const GroupOptions& options) : options_(options) {
   } else {
     controls = make_in_process_communicators(options.world_size, {.link = {}, .timeout = options.timeout});
   }
-  if (options.kind != CommunicatorKind::kNccl) {
-    const bool by_engine = options.kind != CommunicatorKind::kLocal;
-    std::vector<int> devices;
-    for (const Rank& rank : ranks_) devices.push_back(rank.options.device);
-    locals = make_local_gpu_communicators(devices,
-                                          {.link = options.link,
-                                           .max_ctas = ctas_,
-                                           .copies = by_engine ? PeerCopy::kCopyEngine : PeerCopy::kKernel,
-                                           .timeout = options.timeout});
-  }
+  if (options.kind != CommunicatorKind::kNccl) locals = make_locals();
   run([&](Rank& rank) { connect(rank, controls, locals); });
+}
+
+// By rank; null for those of other processes.
+std::vector<std::shared_ptr<Communicator>> Group::make_locals() const {
+  const bool by_engine = options_.kind != CommunicatorKind::kLocal;
+  const LocalGpuOptions local{.link = options_.link,
+                              .max_ctas = ctas_,
+                              .copies = by_engine ? PeerCopy::kCopyEngine : PeerCopy::kKernel,
+                              .timeout = options_.timeout};
+  if (places().control != nullptr) {
+    std::vector<std::shared_ptr<Communicator>> locals(static_cast<std::size_t>(options_.world_size));
+    locals[static_cast<std::size_t>(first_rank())] =
+        make_local_gpu_communicator(places().control, places().own_device, local);
+    return locals;
+  }
+  std::vector<int> devices;
+  for (const Rank& rank : ranks_) devices.push_back(rank.options.device);
+  return make_local_gpu_communicators(devices, local);
 }
 
 // Which ranks are here, on which devices, and on which of their SMs.
 void Group::place_ranks() {
   const Places& all = places();
   const int world = options_.world_size;
-  if (all.control != nullptr && (all.control->size() != world || options_.kind != CommunicatorKind::kNccl)) {
-    throw Skip("ranks are " + std::to_string(all.control->size()) + " processes with NCCL");
-  }
+  if (all.control != nullptr && all.control->size() != world)
+    throw Skip("ranks are " + std::to_string(all.control->size()) + " processes");
   const bool apart = all.has_devices_for(world);
   const int on_one_device = apart ? 1 : world;
   ctas_ = std::max(1, options_.communication_sms / on_one_device);

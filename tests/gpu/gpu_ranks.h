@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "device.h"
 #include "flashoverlap/cuda_context.h"
 #include "flashoverlap/operators.h"
 
@@ -21,8 +22,11 @@ const char* name_of(CommunicatorKind kind);
 /// Rank r of a group runs on devices[r] where there are as many; larger groups share device 0.
 void use_devices(std::vector<int> devices);
 /// This process is one rank of `control`, which carries the rendezvous; groups have this one rank here, on
-/// `device`. A group of another size, or without NCCL, throws Skip.
+/// `device`. A group of another size throws Skip.
 void use_processes(std::shared_ptr<Communicator> control, int device);
+bool ranks_are_processes();
+/// Of matrices that other ranks read.
+cuda::DeviceMemory readable_memory();
 /// Whether each rank of such a group has a device of its own.
 bool has_devices_for(int world_size);
 /// World sizes that the tests go through: 2 to 4, or to the number of devices; the job's size alone.
@@ -71,11 +75,13 @@ class Group {
   void run(const std::function<void(Rank&)>& body);
   /// Of a rank in this process.
   [[nodiscard]] const std::shared_ptr<Communicator>& communicator_of(int rank) const;
-  /// The same without abort and throw: each rank's error text, empty where there is none.
+  /// The same without abort and throw: each rank's error text, empty where there is none or the rank is in
+  /// another process.
   std::vector<std::string> run_all(const std::function<void(Rank&)>& body, bool abort_on_error);
 
  private:
   void place_ranks();
+  [[nodiscard]] std::vector<std::shared_ptr<Communicator>> make_locals() const;
   void connect(Rank& rank, const std::vector<std::shared_ptr<Communicator>>& controls,
                const std::vector<std::shared_ptr<Communicator>>& locals) const;
 

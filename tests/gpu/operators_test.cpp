@@ -117,8 +117,6 @@ GPU_TEST(random_shapes_local) {
 }
 
 GPU_TEST(random_shapes_copy_engine) {
-  if (kinds_for(2).empty() || kinds_for(2).front() != CommunicatorKind::kLocal)
-    throw Skip("ranks are processes");
   for (const int world : world_sizes()) {
     random_cases(world, CommunicatorKind::kTwoStep, 12, 4);
     random_cases(world, CommunicatorKind::kCopyEngine, 12, 5);
