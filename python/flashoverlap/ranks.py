@@ -48,7 +48,12 @@ class Communicator:
 
     @staticmethod
     def from_environment(
-        *, num_threads: int = 0, workspace_limit_bytes: int = 0, device: int | None = None
+        *,
+        num_threads: int = 0,
+        workspace_limit_bytes: int = 0,
+        device: int | None = None,
+        transport: str = "nccl",
+        communication_sms: int = _COMMUNICATION_SMS,
     ) -> Communicator:
         """The communicator between the processes that mpirun, srun or torchrun started; alone: one rank.
 
@@ -56,9 +61,15 @@ class Communicator:
         launcher must be one that MPI knows (mpirun, srun with PMI). For processes of torchrun use
         ``flashoverlap.torch.communicator``.
 
-        device: compute on this CUDA device, exchange by NCCL; MPI then only brings the ranks together.
+        device: compute on this CUDA device; MPI then only brings the ranks together. transport, communication_sms: as
+        run_ranks has them; "peer" and "copy-engine" need all ranks on one host.
         """
-        options: dict[str, Any] = {"num_threads": num_threads, "workspace_limit_bytes": workspace_limit_bytes}
+        options: dict[str, Any] = {
+            "num_threads": num_threads,
+            "workspace_limit_bytes": workspace_limit_bytes,
+            "transport": transport,
+            "communication_sms": communication_sms,
+        }
         launch = _core.detect_launch()
         if launch is None or launch["world_size"] == 1:
             return _over_control(_core.in_process_communicators(1)[0], device, **options)
@@ -163,13 +174,25 @@ class Communicator:
         return f"<flashoverlap.Communicator {self.name}: rank {self.rank} of {self.size}>"
 
 
-def _over_control(control: _core.Communicator, device: int | None, **options: Any) -> Communicator:
-    """On the CPU ``control`` itself; otherwise NCCL between devices, which ``control`` brings together."""
+def _over_control(
+    control: _core.Communicator, device: int | None, *, transport: str, communication_sms: int, **options: Any
+) -> Communicator:
+    """On the CPU ``control`` itself; otherwise exchange between devices, which ``control`` brings together."""
+    _check_transport(transport)
     if device is None:
         return Communicator(control, **options)
-    place = _core.place_on_gpus([int(device)], 0, _COMMUNICATION_SMS)[0]
-    core = _core.make_nccl_communicator(control, place.device, place.communication_sms)
+    by_engine = transport == "copy-engine"
+    place = _core.place_on_gpus([int(device)], 0, int(communication_sms), by_engine)[0]
+    if transport == "nccl":
+        core = _core.make_nccl_communicator(control, place.device, place.communication_sms)
+    else:
+        core = _core.make_peer_communicator(control, place.device, place.communication_sms, by_engine)
     return Communicator(core, place=place, **options)
+
+
+def _check_transport(transport: str) -> None:
+    if transport not in ("peer", "copy-engine", "nccl"):
+        raise BadArgumentError(f"transport is {transport!r}; expected 'peer', 'copy-engine' or 'nccl'")
 
 
 def _warn(text: str) -> None:
@@ -202,7 +225,8 @@ def run_ranks(
 
     devices: compute on GPUs: the CUDA device of each rank. Where ranks share one, compute_sms is the SMs of each, a
     multiple of 8. communication_sms: of each device, left to the exchange. transport: "peer" (kernels read the other
-    ranks' memory) or "nccl".
+    ranks' memory), "copy-engine" (copies take no SM, and partial sums are added behind the GEMM; communication_sms may
+    be 0) or "nccl".
     """
     if not callable(function):
         raise BadArgumentError(f"function is {function!r}; expected something to call with a communicator")
@@ -241,15 +265,16 @@ class _Gpus:
             raise BadArgumentError(
                 f"devices has {len(listed)} entries; expected one for each of the {world_size} ranks"
             )
-        if transport not in ("peer", "nccl"):
-            raise BadArgumentError(f"transport is {transport!r}; expected 'peer' or 'nccl'")
+        _check_transport(transport)
         if transport == "nccl" and link[0] > 0:
             raise UnsupportedError(f"bandwidth_gbps is {link[0]}: NCCL cannot be paced; expected transport 'peer'")
-        self.places = _core.place_on_gpus(listed, int(compute_sms), int(communication_sms))
+        by_engine = transport == "copy-engine"
+        sms = int(communication_sms)
+        self.places = _core.place_on_gpus(listed, int(compute_sms), sms, by_engine)
         self._sharing = max((listed.count(device) for device in listed), default=1)
         self._peers: list[_core.Communicator] = []
-        if transport == "peer":
-            self._peers = _core.make_peer_communicators(listed, int(communication_sms), float(link[0]), float(link[1]))
+        if transport != "nccl":
+            self._peers = _core.make_peer_communicators(listed, sms, by_engine, float(link[0]), float(link[1]))
 
     def communicator(self, control: _core.Communicator) -> _core.Communicator:
         if self._peers:

@@ -56,8 +56,12 @@ void use_tuner(GuardedContext& self, const std::optional<std::string>& machine, 
   self.context.set_tuner(std::move(tuner));
 }
 
-GpuRanks gpu_ranks(const std::vector<int>& devices, int compute_sms, int communication_sms) {
-  return {.devices = devices, .communication_sms = communication_sms, .compute_sms = compute_sms};
+GpuRanks gpu_ranks(const std::vector<int>& devices, int compute_sms, int communication_sms,
+                   bool by_copy_engine) {
+  return {.devices = devices,
+          .communication_sms = communication_sms,
+          .compute_sms = compute_sms,
+          .by_copy_engine = by_copy_engine};
 }
 
 void bind_gpu(nb::module_& module) {
@@ -68,17 +72,27 @@ void bind_gpu(nb::module_& module) {
   module.def("gpu_count", gpu_count);
   module.def(
       "place_on_gpus",
-      [](const std::vector<int>& devices, int compute_sms, int communication_sms) {
-        return place_on_gpus(gpu_ranks(devices, compute_sms, communication_sms));
+      [](const std::vector<int>& devices, int compute_sms, int communication_sms, bool by_copy_engine) {
+        return place_on_gpus(gpu_ranks(devices, compute_sms, communication_sms, by_copy_engine));
       },
-      nb::arg("devices"), nb::arg("compute_sms"), nb::arg("communication_sms"));
+      nb::arg("devices"), nb::arg("compute_sms"), nb::arg("communication_sms"), nb::arg("by_copy_engine"));
   module.def(
       "make_peer_communicators",
-      [](const std::vector<int>& devices, int communication_sms, double bandwidth_gbps, double latency_us) {
+      [](const std::vector<int>& devices, int communication_sms, bool by_copy_engine, double bandwidth_gbps,
+         double latency_us) {
         const LinkModel link{.bandwidth_gbps = bandwidth_gbps, .latency_us = latency_us};
-        return make_peer_communicators(gpu_ranks(devices, 0, communication_sms), link);
+        return make_peer_communicators(gpu_ranks(devices, 0, communication_sms, by_copy_engine), link);
       },
-      nb::arg("devices"), nb::arg("communication_sms"), nb::arg("bandwidth_gbps"), nb::arg("latency_us"));
+      nb::arg("devices"), nb::arg("communication_sms"), nb::arg("by_copy_engine"), nb::arg("bandwidth_gbps"),
+      nb::arg("latency_us"));
+  module.def(
+      "make_peer_communicator",
+      [](std::shared_ptr<Communicator> control, int device, int communication_sms, bool by_copy_engine) {
+        return make_peer_communicator(std::move(control),
+                                      gpu_ranks({device}, 0, communication_sms, by_copy_engine));
+      },
+      nb::arg("control"), nb::arg("device"), nb::arg("communication_sms"), nb::arg("by_copy_engine"),
+      nb::call_guard<nb::gil_scoped_release>());
   module.def(
       "make_nccl_communicator",
       [](std::shared_ptr<Communicator> control, int device, int max_ctas) {

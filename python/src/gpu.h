@@ -13,9 +13,10 @@ namespace flashoverlap::python {
 
 /// Where the ranks of one process compute.
 struct GpuRanks {
-  std::vector<int> devices;    ///< Of each rank; may repeat.
-  int communication_sms = 16;  ///< As CudaOptions; shared by the ranks of a device.
-  int compute_sms = 0;         ///< Of each rank that shares its device; a multiple of 8.
+  std::vector<int> devices;     ///< Of each rank; may repeat.
+  int communication_sms = 16;   ///< As CudaOptions; shared by the ranks of a device.
+  int compute_sms = 0;          ///< Of each rank that shares its device; a multiple of 8.
+  bool by_copy_engine = false;  ///< PeerCopy::kCopyEngine and SumBy::kRestore.
 };
 
 [[nodiscard]] bool built_with_cuda();
@@ -29,6 +30,9 @@ struct GpuRanks {
 /// Communicators for threads that read each other's memory.
 [[nodiscard]] std::vector<std::shared_ptr<Communicator>> make_peer_communicators(const GpuRanks& ranks,
                                                                                  const LinkModel& link);
+/// The same for this process's rank of `control`, on the first of `ranks.devices`. Collective.
+[[nodiscard]] std::shared_ptr<Communicator> make_peer_communicator(std::shared_ptr<Communicator> control,
+                                                                   const GpuRanks& ranks);
 /// Collective over `control`.
 [[nodiscard]] std::shared_ptr<Communicator> make_nccl(std::shared_ptr<Communicator> control, int device,
                                                       int max_ctas);

@@ -29,6 +29,11 @@ std::vector<std::shared_ptr<Communicator>> make_peer_communicators(const GpuRank
   fail_without_cuda();
 }
 
+std::shared_ptr<Communicator> make_peer_communicator(std::shared_ptr<Communicator> /*control*/,
+                                                     const GpuRanks& /*ranks*/) {
+  fail_without_cuda();
+}
+
 std::shared_ptr<Communicator> make_nccl(std::shared_ptr<Communicator> /*control*/, int /*device*/,
                                         int /*max_ctas*/) {
   fail_without_cuda();

@@ -38,6 +38,10 @@ std::map<int, std::vector<std::size_t>> ranks_by_device(const std::vector<int>& 
   return ranks_on;
 }
 
+PeerCopy copies_of(const GpuRanks& ranks) {
+  return ranks.by_copy_engine ? PeerCopy::kCopyEngine : PeerCopy::kKernel;
+}
+
 }  // namespace
 
 bool built_with_cuda() {
@@ -67,6 +71,9 @@ std::vector<CudaOptions> place_on_gpus(const GpuRanks& ranks) {
       placed[here[i]].device = device;
       placed[here[i]].communication_sms = ranks.communication_sms;
       placed[here[i]].partition = partitions[i];
+      if (ranks.by_copy_engine) placed[here[i]].sums = SumBy::kRestore;
+      // A kernel that waits would find no SM.
+      if (ranks.communication_sms == 0) placed[here[i]].wait = GroupWait::kStreamMemory;
     }
   }
   return placed;
@@ -79,7 +86,16 @@ std::vector<std::shared_ptr<Communicator>> make_peer_communicators(const GpuRank
   for (const auto& [device, here] : ranks_by_device(ranks.devices)) most = std::max(most, here.size());
   // The blocks of all ranks of a device must fit its communication SMs at once: they wait for each other.
   const int ctas = std::max(1, ranks.communication_sms / static_cast<int>(most));
-  return make_local_gpu_communicators(ranks.devices, {.link = link, .max_ctas = ctas});
+  return make_local_gpu_communicators(ranks.devices,
+                                      {.link = link, .max_ctas = ctas, .copies = copies_of(ranks)});
+}
+
+std::shared_ptr<Communicator> make_peer_communicator(std::shared_ptr<Communicator> control,
+                                                     const GpuRanks& ranks) {
+  check_devices(ranks);
+  return make_local_gpu_communicator(
+      std::move(control), ranks.devices.front(),
+      {.link = {}, .max_ctas = std::max(1, ranks.communication_sms), .copies = copies_of(ranks)});
 }
 
 std::shared_ptr<Communicator> make_nccl(std::shared_ptr<Communicator> control, int device, int max_ctas) {

@@ -6,7 +6,10 @@ stands for two ranks; with more, each rank has its own. Says "skipped: …" wher
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import multiprocessing
+import socket
 import sys
 
 SMS_EACH = 48  # Of an H200's 132, 16 of which exchange.
@@ -112,9 +115,50 @@ def main() -> int:
         checks.append((check_cupy, (m, n, k, whole)))
     checks.append((check_errors, (m, n, k)))
     for check, arguments in checks:
-        fo.run_ranks(ranks, lambda comm, check=check, arguments=arguments: check(comm, *arguments), **options)
-        print(f"passed: {check.__name__} on {options['devices']}")
+        for transport in ("peer", "copy-engine"):
+            function = functools.partial(call_with_rank, check, arguments)
+            fo.run_ranks(ranks, function, transport=transport, **options)
+            print(f"passed: {check.__name__} on {options['devices']} by {transport}")
+    for transport in ("peer", "copy-engine"):
+        run_processes(ranks, transport, (m, n, k))
+        print(f"passed: {ranks} processes by {transport}")
     return 0
+
+
+def call_with_rank(check, arguments, comm) -> None:
+    check(comm, *arguments)
+
+
+def run_processes(ranks: int, transport: str, shape: tuple[int, int, int]) -> None:
+    """As torchrun would start them; on one GPU where there are not as many."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=run_process, args=(rank, ranks, port, transport, shape)) for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    codes = [process.exitcode for process in processes]
+    if any(codes):
+        raise AssertionError(f"processes ended with {codes}")
+
+
+def run_process(rank: int, ranks: int, port: int, transport: str, shape: tuple[int, int, int]) -> None:
+    import torch.distributed as dist
+
+    import flashoverlap.torch
+    from flashoverlap import _core
+
+    dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=ranks)
+    device = rank if _core.gpu_count() >= ranks else 0
+    comm = flashoverlap.torch.communicator(device=device, transport=transport)
+    check_torch(comm, *shape, expected_sum(ranks, *shape))
+    check_errors(comm, *shape)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

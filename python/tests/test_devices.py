@@ -116,7 +116,7 @@ def test_ranks_know_whether_they_are_on_a_gpu():
     assert fo.run_ranks(2, lambda comm: comm.device) == [None, None]
     for options, message in (
         ({"devices": [0]}, "devices has 1 entries; expected one for each of the 2 ranks"),
-        ({"devices": [0, 0], "transport": "pigeon"}, "transport is 'pigeon'; expected 'peer' or 'nccl'"),
+        ({"devices": [0, 0], "transport": "pigeon"}, "transport is 'pigeon'; expected 'peer', 'copy-engine' or 'nccl'"),
     ):
         with pytest.raises(ValueError, match=message):
             fo.run_ranks(2, print, **options)

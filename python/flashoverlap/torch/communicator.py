@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from .. import _core
 from ..errors import BadArgumentError, UnsupportedError
-from ..ranks import Communicator, _over_control
+from ..ranks import _COMMUNICATION_SMS, Communicator, _over_control
 
 _Message = tuple[int, int, int]  # rank in the group, address, bytes
 
@@ -59,7 +59,13 @@ def _bytes_at(address: int, size: int) -> torch.Tensor:
 
 
 def communicator(
-    process_group: Any = None, *, num_threads: int = 0, workspace_limit_bytes: int = 0, device: int | None = None
+    process_group: Any = None,
+    *,
+    num_threads: int = 0,
+    workspace_limit_bytes: int = 0,
+    device: int | None = None,
+    transport: str = "nccl",
+    communication_sms: int = _COMMUNICATION_SMS,
 ) -> Communicator:
     """The communicator of ``process_group``'s ranks (None: the default group), whatever started them: torchrun, mpirun…
 
@@ -68,8 +74,10 @@ def communicator(
     while calls are under way: make one with ``torch.distributed.new_group``. A rank that fails is noticed by the
     others when its process ends, or by their time-out.
 
-    device: compute on this CUDA device, exchange by an NCCL communicator of our own; the group, which still must carry
-    host memory ("cpu:gloo,cuda:nccl"), then only brings the ranks together.
+    device: compute on this CUDA device, exchange by a communicator of our own; the group, which still must carry host
+    memory ("cpu:gloo,cuda:nccl"), then only brings the ranks together. transport, communication_sms: as
+    ``flashoverlap.run_ranks`` has them; "peer" and "copy-engine" need all ranks on one host, and tensors outside
+    PyTorch's expandable segments.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise BadArgumentError("torch.distributed is not initialised: call torch.distributed.init_process_group first")
@@ -84,4 +92,11 @@ def communicator(
             "torch.distributed.new_group(backend='gloo')"
         )
     core = _core.make_process_group_communicator(_Mover(group), rank, dist.get_world_size(group))
-    return _over_control(core, device, num_threads=num_threads, workspace_limit_bytes=workspace_limit_bytes)
+    return _over_control(
+        core,
+        device,
+        num_threads=num_threads,
+        workspace_limit_bytes=workspace_limit_bytes,
+        transport=transport,
+        communication_sms=communication_sms,
+    )
