@@ -12,11 +12,6 @@ namespace {
 constexpr std::uint64_t kUpStream = 1'000'000;
 constexpr std::uint64_t kDownStream = 2'000'000;
 
-struct ExpertWeights {
-  Matrix up;
-  Matrix down;
-};
-
 /// As a trained layer's, so that values stay near 1.
 Matrix scaled_random(std::int64_t rows, std::int64_t cols, DType dtype, std::uint64_t seed,
                      std::uint64_t stream) {
@@ -29,13 +24,6 @@ Matrix scaled_random(std::int64_t rows, std::int64_t cols, DType dtype, std::uin
     matrix.write_row(r, row.data());
   }
   return matrix;
-}
-
-ExpertWeights weights_of_expert(const MoeProblem& p, std::int64_t expert) {
-  const DType dtype = parse_dtype(p.dtype);
-  const auto stream = static_cast<std::uint64_t>(expert);
-  return {scaled_random(2 * p.intermediate, p.hidden, dtype, p.seed, kUpStream + stream),
-          scaled_random(p.hidden, p.intermediate, dtype, p.seed, kDownStream + stream)};
 }
 
 void copy_into(const Matrix& from, Matrix& to, std::int64_t first, std::vector<float>& row) {
@@ -68,8 +56,29 @@ void add_expert(const MoeProblem& p, const ExpertWeights& expert, const std::vec
 
 }  // namespace
 
+ExpertWeights weights_of_expert(const MoeProblem& p, std::int64_t expert) {
+  const DType dtype = parse_dtype(p.dtype);
+  const auto stream = static_cast<std::uint64_t>(expert);
+  return {scaled_random(2 * p.intermediate, p.hidden, dtype, p.seed, kUpStream + stream),
+          scaled_random(p.hidden, p.intermediate, dtype, p.seed, kDownStream + stream)};
+}
+
+Matrix tokens_of_rank(const MoeProblem& p, std::int64_t rank) {
+  return random_matrix(p.tokens, p.hidden, parse_dtype(p.dtype), p.seed, static_cast<std::uint64_t>(rank));
+}
+
+std::vector<std::int64_t> checked_tokens(std::int64_t tokens) {
+  constexpr std::int64_t kTokens = 3;
+  const std::int64_t count = std::min(kTokens, tokens);
+  std::vector<std::int64_t> checked;
+  for (std::int64_t i = 0; i < count; ++i) {
+    checked.push_back(i * (tokens - 1) / std::max<std::int64_t>(1, count - 1));
+  }
+  return checked;
+}
+
 MoeRankData::MoeRankData(const MoeProblem& p, int rank, std::int64_t first_expert, std::int64_t experts)
-    : x(random_matrix(p.tokens, p.hidden, parse_dtype(p.dtype), p.seed, static_cast<std::uint64_t>(rank))),
+    : x(tokens_of_rank(p, rank)),
       out(p.tokens, p.hidden, parse_dtype(p.dtype)),
       up(experts * 2 * p.intermediate, p.hidden, parse_dtype(p.dtype)),
       down(experts * p.hidden, p.intermediate, parse_dtype(p.dtype)) {
@@ -83,15 +92,12 @@ MoeRankData::MoeRankData(const MoeProblem& p, int rank, std::int64_t first_exper
 
 double moe_error(const MoeProblem& p, const MoeRouting& routing, const MoeRankData& data,
                  std::int64_t& checked) {
-  constexpr std::int64_t kTokens = 3;
   if (p.capacity > 0) return 0;  // which slots count is then not this rank's to know
   double error = 0;
   double largest = 0;
   std::vector<float> x(static_cast<std::size_t>(p.hidden));
   std::vector<float> got(static_cast<std::size_t>(p.hidden));
-  for (std::int64_t i = 0; i < std::min(kTokens, routing.tokens); ++i) {
-    const std::int64_t token =
-        i * (routing.tokens - 1) / std::max<std::int64_t>(1, std::min(kTokens, routing.tokens) - 1);
+  for (const std::int64_t token : checked_tokens(routing.tokens)) {
     data.x.read_row(token, x.data());
     std::vector<double> expected(x.size(), 0);
     for (std::int32_t slot = 0; slot < routing.top_k; ++slot) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "flashoverlap/moe_layer.h"
 #include "matrices.h"
@@ -20,6 +21,19 @@ class MoeRankData {
   Matrix up;
   Matrix down;
 };
+
+/// Of one expert, as MoeWeights has them.
+struct ExpertWeights {
+  Matrix up;
+  Matrix down;
+};
+ExpertWeights weights_of_expert(const MoeProblem& problem, std::int64_t expert);
+
+/// The x of a rank.
+Matrix tokens_of_rank(const MoeProblem& problem, std::int64_t rank);
+
+/// The few tokens of a rank that are checked.
+std::vector<std::int64_t> checked_tokens(std::int64_t tokens);
 
 /// Largest error of a few tokens of this rank's `data.out`, relative to the largest element, against float64
 /// with all experts. `checked` grows by the tokens.

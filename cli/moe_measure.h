@@ -19,6 +19,7 @@ struct MoeRun {
   bool link_is_auto = true;
   LinkModel link;
   bool adapt = false;
+  bool backward = false;  ///< Measured and checked after each forward.
   std::string overlap_if = "always";
   std::string machine;  ///< For "predicted": as load_machine_profile takes it.
 };
@@ -31,8 +32,8 @@ struct MoeChosen {
   std::string choice;                ///< Why.
 };
 
-/// What comes of it; times are medians over the calls of the slowest rank.
-struct MoeResult {
+/// Forward or backward; times are medians over the calls of the slowest rank.
+struct MoePass {
   double serial_us = 0;
   double overlap_us = 0;
   /// Medians over pairs of calls that follow each other, and so see the same machine.
@@ -40,15 +41,23 @@ struct MoeResult {
   double combine_speedup = 0;  ///< Second GEMM with the return.
   double dispatch_hidden = 0;  ///< Share of the transfer's own time that does not make the phase longer.
   double combine_hidden = 0;
-  std::optional<MoeChosen> chosen;  ///< Where the layer decides itself.
+  double work_us = 0;  ///< Of gradients of the weights, what was computed while rows travelled.
   MoePhases serial;
   MoePhases overlap;
   MoeLayer::Parts parts;
-  MoeReport report;  ///< Of rank 0.
+};
+
+struct MoeResult {
+  MoePass forward;
+  std::optional<MoePass> backward;
+  std::optional<MoeChosen> chosen;  ///< Where the layer decides itself.
+  MoeReport report;                 ///< Of rank 0.
   double backlog_us = 0;
   double consumer_idle = 0;
   double error = 0;  ///< Largest relative error of the tokens checked.
   std::int64_t checked = 0;
+  double gradient_error = 0;  ///< Likewise, of gradients.
+  std::int64_t gradients_checked = 0;
   bool equals_serial = true;
   bool same_bits_expected = true;
   MoeWaste waste;  ///< Of all ranks.

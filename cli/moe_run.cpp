@@ -9,6 +9,7 @@
 #include "core/half.h"
 #include "format.h"
 #include "moe_data.h"
+#include "moe_gradient_check.h"
 #include "moe_measure.h"
 #include "moe_options.h"
 #include "option_values.h"
@@ -28,7 +29,8 @@ std::string row_of(const MoePhases& p) {
 }
 
 bool is_correct(const MoeRun& run, const MoeResult& result) {
-  return result.error <= moe_error_limit(parse_dtype(run.problem.dtype)) &&
+  const DType dtype = parse_dtype(run.problem.dtype);
+  return result.error <= moe_error_limit(dtype) && result.gradient_error <= moe_gradient_error_limit(dtype) &&
          (result.equals_serial || !result.same_bits_expected);
 }
 
@@ -41,10 +43,51 @@ std::string text_of(const MoeRun& run, const MoeChosen& chosen) {
                      text_of_us(chosen.us), chosen.speedup, chosen.choice);
 }
 
+std::string ratios_of(const MoePass& pass) {
+  return fmt::format("{:.3f} of the return, {:.3f} of the dispatch", pass.combine_hidden,
+                     pass.dispatch_hidden);
+}
+
+std::string check_text(const MoeRun& run, const MoeResult& r) {
+  const DType dtype = parse_dtype(run.problem.dtype);
+  std::string text =
+      fmt::format("{}: largest relative error {:.3g} (limit {:.3g}) in {} tokens, ",
+                  is_correct(run, r) ? "OK" : "WRONG", r.error, moe_error_limit(dtype), r.checked);
+  if (r.backward) {
+    text += fmt::format("{:.3g} (limit {:.3g}) in {} elements of gradients, ", r.gradient_error,
+                        moe_gradient_error_limit(dtype), r.gradients_checked);
+  }
+  return text + (r.equals_serial ? "bit for bit the serial result" : "not bit for bit the serial result");
+}
+
+using Rows = std::vector<std::pair<std::string, std::string>>;
+
+/// "gradients of weights" are those that backward computes besides its two GEMMs.
+void add_backward(const MoePass& pass, Rows& rows) {
+  const auto row = [](double us, const MoePhases& p) {
+    return fmt::format("{}: {}, gradients of weights {}", text_of_us(us), row_of(p),
+                       text_of_us(p.weights_us));
+  };
+  rows.emplace_back("", "");
+  rows.emplace_back("backward", "serial " + row(pass.serial_us, pass.serial));
+  rows.emplace_back("overlapped", row(pass.overlap_us, pass.overlap));
+  rows.emplace_back("speed-up", fmt::format("{:.3f}x", pass.speedup));
+  rows.emplace_back(
+      "GEMMs alone",
+      fmt::format("{} and {}; {} and {} to send", text_of_us(pass.parts.dispatch_gemm_us),
+                  text_of_us(pass.parts.combine_gemm_us), text_of_us(pass.parts.dispatch_transfer_us),
+                  text_of_us(pass.parts.combine_transfer_us)));
+  rows.emplace_back("overlap ratio", ratios_of(pass));
+  rows.emplace_back("other work",
+                    fmt::format("{} of gradients of weights while rows travelled", text_of_us(pass.work_us)));
+  rows.emplace_back("", "");
+}
+
 void print_table(const MoeRun& run, const MoeResult& r) {
   const MoeProblem& p = run.problem;
+  const MoePass& f = r.forward;
   const bool paced = r.link.bandwidth_gbps > 0 || r.link.latency_us > 0;
-  std::vector<std::pair<std::string, std::string>> rows = {
+  Rows rows = {
       {"operator", text_of(p)},
       {"link",
        paced ? fmt::format("{:.4g} GB/s, {:.4g} us", r.link.bandwidth_gbps, r.link.latency_us) : "not paced"},
@@ -52,28 +95,28 @@ void print_table(const MoeRun& run, const MoeResult& r) {
                              r.report.setting.segment_bands, r.report.setting.consumers,
                              r.report.setting.compute_units)},
       {"", ""},
-      {"serial", fmt::format("{}: {}", text_of_us(r.serial_us), row_of(r.serial))},
-      {"overlapped", fmt::format("{}: {}", text_of_us(r.overlap_us), row_of(r.overlap))},
-      {"speed-up", fmt::format("{:.3f}x", r.speedup)},
+      {"serial", fmt::format("{}: {}", text_of_us(f.serial_us), row_of(f.serial))},
+      {"overlapped", fmt::format("{}: {}", text_of_us(f.overlap_us), row_of(f.overlap))},
+      {"speed-up", fmt::format("{:.3f}x", f.speedup)},
       {"second GEMM",
-       fmt::format("{:.3f}x with its return: {} alone, {} to send", r.combine_speedup,
-                   text_of_us(r.parts.combine_gemm_us), text_of_us(r.parts.combine_transfer_us))},
-      {"overlap ratio",
-       fmt::format("{:.3f} of the return, {:.3f} of the dispatch", r.combine_hidden, r.dispatch_hidden)},
+       fmt::format("{:.3f}x with its return: {} alone, {} to send", f.combine_speedup,
+                   text_of_us(f.parts.combine_gemm_us), text_of_us(f.parts.combine_transfer_us))},
+      {"overlap ratio", ratios_of(f)},
       {"consumers",
        fmt::format("backlog {}, idle {:.0f} %", text_of_us(r.backlog_us), 100 * r.consumer_idle)},
-      {"wasted rows", fmt::format("{} of {} computed if all tiles cost the same; the paper's padding: "
-                                  "{} of {}",
-                                  r.waste.wasted_rows(), r.waste.computed_rows, r.paper.wasted_rows(),
-                                  r.paper.computed_rows)},
-      {"dropped rows", std::to_string(r.report.all_dropped_rows)},
-      {"adaptation", r.report.adaptation.empty() ? "off" : r.report.adaptation},
-      {"check",
-       fmt::format("{}: largest relative error {:.3g} (limit {:.3g}) in {} tokens, {} the "
-                   "serial result",
-                   is_correct(run, r) ? "OK" : "WRONG", r.error, moe_error_limit(parse_dtype(p.dtype)),
-                   r.checked, r.equals_serial ? "bit for bit" : "not bit for bit")},
   };
+  if (r.backward) add_backward(*r.backward, rows);
+  rows.insert(
+      rows.end(),
+      {
+          {"wasted rows", fmt::format("{} of {} computed if all tiles cost the same; the paper's padding: "
+                                      "{} of {}",
+                                      r.waste.wasted_rows(), r.waste.computed_rows, r.paper.wasted_rows(),
+                                      r.paper.computed_rows)},
+          {"dropped rows", std::to_string(r.report.all_dropped_rows)},
+          {"adaptation", r.report.adaptation.empty() ? "off" : r.report.adaptation},
+          {"check", check_text(run, r)},
+      });
   if (r.chosen) rows.emplace_back("chosen", text_of(run, *r.chosen));
   fmt::print("{}", to_table(rows));
 }
@@ -83,8 +126,24 @@ nlohmann::ordered_json json_of(const MoePhases& p) {
           {"activation_us", p.activation_us}, {"combine_us", p.combine_us}, {"reduce_us", p.reduce_us}};
 }
 
+Json json_of(const MoePass& pass) {
+  Json serial = json_of(pass.serial);
+  Json overlap = json_of(pass.overlap);
+  serial["weights_us"] = pass.serial.weights_us;
+  overlap["weights_us"] = pass.overlap.weights_us;
+  return {{"serial_us", pass.serial_us},
+          {"overlap_us", pass.overlap_us},
+          {"speedup", pass.speedup},
+          {"serial_phases", serial},
+          {"overlap_phases", overlap},
+          {"dispatch_overlap_ratio", pass.dispatch_hidden},
+          {"combine_overlap_ratio", pass.combine_hidden},
+          {"other_work_us", pass.work_us}};
+}
+
 void print_as_json(const MoeRun& run, const MoeResult& r) {
   const MoeProblem& p = run.problem;
+  const MoePass& f = r.forward;
   print_json({{"operator", "moe-layer"},
               {"ranks", p.ranks},
               {"tokens", p.tokens},
@@ -97,19 +156,21 @@ void print_as_json(const MoeRun& run, const MoeResult& r) {
               {"padding", p.padding},
               {"link_gbps", r.link.bandwidth_gbps},
               {"link_latency_us", r.link.latency_us},
-              {"serial_us", r.serial_us},
-              {"overlap_us", r.overlap_us},
-              {"speedup", r.speedup},
-              {"combine_speedup", r.combine_speedup},
+              {"serial_us", f.serial_us},
+              {"overlap_us", f.overlap_us},
+              {"speedup", f.speedup},
+              {"combine_speedup", f.combine_speedup},
               {"overlap_if", run.overlap_if},
               {"chosen", r.chosen ? Json(name_of_way(r.chosen->method)) : Json()},
               {"chosen_us", r.chosen ? Json(r.chosen->us) : Json()},
               {"chosen_speedup", r.chosen ? Json(r.chosen->speedup) : Json()},
               {"choice", r.chosen ? Json(r.chosen->choice) : Json()},
-              {"serial_phases", json_of(r.serial)},
-              {"overlap_phases", json_of(r.overlap)},
-              {"dispatch_overlap_ratio", r.dispatch_hidden},
-              {"combine_overlap_ratio", r.combine_hidden},
+              {"serial_phases", json_of(f.serial)},
+              {"overlap_phases", json_of(f.overlap)},
+              {"dispatch_overlap_ratio", f.dispatch_hidden},
+              {"combine_overlap_ratio", f.combine_hidden},
+              {"backward", r.backward ? json_of(*r.backward) : Json()},
+              {"max_relative_gradient_error", r.backward ? Json(r.gradient_error) : Json()},
               {"backlog_us", r.backlog_us},
               {"consumer_idle", r.consumer_idle},
               {"consumers", r.report.setting.consumers},
@@ -163,6 +224,7 @@ void add_moe_run(CLI::App& parent, Action& action) {
              "Latency of each transfer, with a number for --link-gbps")
       ->default_str("0");
   sub.add_flag("--adapt", run->adapt, "Let the layer change consumers and segments between calls");
+  sub.add_flag("--backward", run->backward, "Run, check and measure the backward pass as well");
   add_choice(
       sub, "--overlap-if", run->overlap_if, {"always", "measured", "predicted"},
       "Which calls are overlapped. Not always: measured beside serial and overlapped too, with the choice\n"

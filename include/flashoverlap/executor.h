@@ -41,6 +41,13 @@ struct Epilogue {
 /// a time, for different rows. May throw: the run then fails on every rank, as if a tile had failed.
 using RowProducer = std::function<void(std::int64_t first_row, std::int64_t num_rows)>;
 
+/// Whether a slice of the plan that is carried out has arrived. Error(kBadArgument) for one that it has not.
+using SliceArrived = std::function<bool(std::int64_t slice)>;
+
+/// Does one piece of work that is not the call's own, and returns true; false: there is none that can be done
+/// now. May read what `has_arrived` says is there.
+using OtherWork = std::function<bool(const SliceArrived& has_arrived)>;
+
 /// The matrices of one call. Leading dimensions are in elements, >= the row length.
 struct Operands {
   const void* a = nullptr;  ///< [m, k]
@@ -59,6 +66,13 @@ struct Operands {
   /// Error(kUnsupported) where `Executor::makes_rows` says no, and where A itself travels (AllGatherGemm,
   /// AllToAllGemm).
   RowProducer make_rows = {};
+  /// When set: what compute threads do rather than wait, be it for a slice or, after the last tile, for the
+  /// transfers to end. So what nobody waits for (gradients of weights) hides communication that the tiles are
+  /// too few for. One call does one piece, of no more than about a tile's time: the tile that waits starts no
+  /// sooner. Several threads call at a time. How often depends on the transfers alone, and may be never (in
+  /// modes other than kRun, on GPUs always), so whoever gives it does what is left after the call. May throw:
+  /// the run then fails on every rank, as if a tile had failed.
+  OtherWork other_work = {};
 };
 
 /// What of a plan is carried out. All but kRun exist to measure the parts on their own; they leave the output
@@ -76,7 +90,8 @@ enum class Mode {
 struct ExecutorHooks {
   std::function<void(std::int64_t tile)> before_tile = {};  ///< Before a compute unit starts the tile.
   std::function<void(std::int64_t transfer)> before_transfer =
-      {};  ///< Before a stream starts the transfer, after its trigger.
+      {};                                        ///< Before a stream starts the transfer, after its trigger.
+  std::function<void()> before_other_work = {};  ///< Before a compute unit asks Operands::other_work.
 };
 
 /// What suits an executor where the caller of an operator leaves it open.

@@ -76,7 +76,9 @@ struct MoePhases {
   double activation_us = 0;  ///< And, backward, its gradient.
   double combine_us = 0;     ///< Second GEMM and return.
   double reduce_us = 0;      ///< Weighted sum over slots.
-  double weights_us = 0;     ///< Backward: gradients of the expert weights, and transposing the weights.
+  /// Backward: gradients of the weights, and transposing the weights; overlapped: what of it was not done
+  /// while rows travelled.
+  double weights_us = 0;
   [[nodiscard]] double total_us() const {
     return counts_us + gather_us + dispatch_us + activation_us + combine_us + reduce_us + weights_us;
   }
@@ -94,6 +96,10 @@ struct MoeReport {
   double backlog_us = 0;
   /// Share of the second GEMM's time that the consumers waited for segments.
   double consumer_idle = 0;
+  /// Backward, overlapped: work on gradients of the weights inside dispatch_us and combine_us, which compute
+  /// threads did rather than wait. The mean over threads.
+  double dispatch_work_us = 0;
+  double combine_work_us = 0;
   MoeSetting setting;      ///< In force in this call.
   std::string adaptation;  ///< What the controller decided before it, and why; empty where it is off.
   Method method = Method::kOverlap;  ///< How it was carried out: kOverlap or kSerial.
@@ -143,9 +149,10 @@ class MoeLayer {
 
   /// Gradients of the call of `forward` before it, which must have had the same x, routing and weights, by
   /// the gradient of its output, out_gradient: [tokens, H]. Dropped rows have no gradient. The gradients'
-  /// dispatch and return are hidden in the same way; where `overlap_if` decides, backward goes as its forward
-  /// went. Error(kBadArgument) when there was no forward, or
-  /// `gradients` has no input.
+  /// dispatch and return are hidden in the same way, and behind the gradients of the weights, which are
+  /// computed while rows travel (Operands::other_work); where `overlap_if` decides, backward goes as its
+  /// forward went. Gradients have the same bits either way with padding kRagged. Error(kBadArgument) when
+  /// there was no forward, or `gradients` has no input.
   MoeReport backward(const void* out_gradient, std::int64_t ldg, const MoeWeights& weights,
                      const MoeGradients& gradients, Method method = Method::kOverlap,
                      Timeline* timeline = nullptr);
@@ -164,6 +171,9 @@ class MoeLayer {
     double combine_transfer_us = 0;
   };
   Parts measure_parts(const MoeWeights& weights);
+  /// The same of the backward of the last forward, without gradients of the weights. What the forward left
+  /// stays. Error(kBadArgument) before that backward.
+  Parts measure_backward_parts();
 
   /// Adaptation on or off from the next call on; the setting in force stays. All ranks call it alike.
   void set_adaptive(bool adapt);
@@ -171,6 +181,7 @@ class MoeLayer {
 
  private:
   struct State;
+  class Backward;
   std::unique_ptr<State> state_;
 };
 

@@ -7,7 +7,8 @@
 
 namespace flashoverlap {
 
-enum class SpanKind { kCompute, kCommunication, kWait, kEpilogue };
+/// kOther: work that is not the call's own (Operands::other_work).
+enum class SpanKind { kCompute, kCommunication, kWait, kEpilogue, kOther };
 
 /// Something that ran (or was simulated) on one track of one rank.
 struct Span {
@@ -29,7 +30,7 @@ void write_chrome_trace(const Timeline& timeline, std::ostream& out);
 
 /// A picture for the terminal, one line per rank and track of at most `width` columns: '#' compute, '='
 /// communication,
-/// '.' waiting, 'e' epilogue.
+/// '.' waiting, 'e' epilogue, 'o' other work.
 std::string to_text(const Timeline& timeline, int width = 100);
 
 }  // namespace flashoverlap

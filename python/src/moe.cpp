@@ -78,6 +78,8 @@ nb::dict to_dict(const MoeReport& report) {
   dict["reduce_us"] = report.phases.reduce_us;
   dict["weights_us"] = report.phases.weights_us;
   dict["total_us"] = report.phases.total_us();
+  dict["dispatch_work_us"] = report.dispatch_work_us;
+  dict["combine_work_us"] = report.combine_work_us;
   dict["send_rows"] = report.send_rows;
   dict["dropped_rows"] = report.dropped_rows;
   dict["all_dropped_rows"] = report.all_dropped_rows;

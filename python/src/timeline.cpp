@@ -20,6 +20,8 @@ std::string_view name_of_kind(SpanKind kind) {
       return "wait";
     case SpanKind::kEpilogue:
       return "epilogue";
+    case SpanKind::kOther:
+      return "other";
   }
   return "";
 }

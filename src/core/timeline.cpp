@@ -64,15 +64,16 @@ Interval extent_of(const Tracks& tracks) {
   return tracks.empty() ? Interval{} : extent;
 }
 
-constexpr int kNumKinds = 4;
+constexpr int kNumKinds = 5;
 
 char symbol_of(int kind) {
-  constexpr std::array<char, kNumKinds> kSymbols{'#', '=', '.', 'e'};
+  constexpr std::array<char, kNumKinds> kSymbols{'#', '=', '.', 'e', 'o'};
   return kSymbols[static_cast<std::size_t>(kind)];
 }
 
 std::string_view category_of(SpanKind kind) {
-  constexpr std::array<std::string_view, kNumKinds> kNames{"compute", "communication", "wait", "epilogue"};
+  constexpr std::array<std::string_view, kNumKinds> kNames{"compute", "communication", "wait", "epilogue",
+                                                           "other"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

@@ -71,9 +71,8 @@ void Progress::mark_slice(std::int64_t slice) {
 }
 
 void Progress::wait_for_slice(std::int64_t slice) {
-  const std::atomic<bool>& arrived = arrived_[static_cast<std::size_t>(slice)];
-  if (arrived.load(std::memory_order_acquire)) return;
-  wait([&] { return arrived.load(std::memory_order_acquire); });
+  if (has_slice(slice)) return;
+  wait([&] { return has_slice(slice); });
 }
 
 void Progress::mark_rows(std::int64_t run) {

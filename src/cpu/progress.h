@@ -38,8 +38,20 @@ class Progress {
 
   /// By a stream, once the slice's data is in place.
   void mark_slice(std::int64_t slice);
+  [[nodiscard]] bool has_slice(std::int64_t slice) const {
+    return arrived_[static_cast<std::size_t>(slice)].load(std::memory_order_acquire);
+  }
   /// By a compute thread or stream. Throws RunStopped after a failure.
   void wait_for_slice(std::int64_t slice);
+
+  /// Before the streams are given anything: how many there are.
+  void start_streams(std::int64_t count) { running_streams_.store(count, std::memory_order_relaxed); }
+  /// By a stream that has done all it was given.
+  void end_stream() { running_streams_.fetch_sub(1, std::memory_order_relaxed); }
+  /// Whether any stream has not. A hint: it orders no memory accesses.
+  [[nodiscard]] bool has_running_streams() const {
+    return running_streams_.load(std::memory_order_relaxed) > 0;
+  }
 
   /// By a compute thread, once the rows of a run of RowRuns are in A.
   void mark_rows(std::int64_t run);
@@ -82,6 +94,7 @@ class Progress {
   // Threads in wait_for_pass, which are few: others need not take the lock for them. All accesses to it and
   // to passes_ are sequentially consistent, so that whoever counts sees the waiter or is seen by it.
   std::atomic<int> waiting_for_pass_{0};
+  std::atomic<std::int64_t> running_streams_{0};
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;
   mutable std::mutex mutex_;

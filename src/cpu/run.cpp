@@ -27,7 +27,14 @@ Run::Run(const Parts& parts, ThreadPool& pool, std::span<HostStream* const> stre
                              (parts.prepared.has_puts() ? 1U : 0U))),
       timeline_(timeline),
       row_runs_(parts.operands.make_rows ? RowRuns(plan_) : RowRuns()),
-      progress_(std::make_shared<Progress>(plan_, parts.prepared.num_passes(), row_runs_.size())) {
+      progress_(std::make_shared<Progress>(plan_, parts.prepared.num_passes(), row_runs_.size())),
+      has_arrived_([this](std::int64_t slice) {
+        const std::int64_t slices = std::ssize(plan_.slices);
+        if (slice < 0 || slice >= slices) {
+          core::fail(ErrorKind::kBadArgument, "slice {} is asked for; the plan has {}", slice, slices);
+        }
+        return progress_->has_slice(slice);
+      }) {
   const bool recorded = timeline != nullptr;
   for (int thread = 0; thread < pool.num_threads(); ++thread) {
     compute_logs_.emplace_back(recorded, plan_.rank, fmt::format("compute {}", thread));
@@ -35,6 +42,7 @@ Run::Run(const Parts& parts, ThreadPool& pool, std::span<HostStream* const> stre
   for (std::size_t channel = 0; channel < streams_.size(); ++channel) {
     stream_logs_.emplace_back(recorded, plan_.rank, fmt::format("stream {}", channel));
   }
+  if (parts.prepared.has_puts()) stream_logs_.emplace_back(recorded, plan_.rank, "stream of arrivals");
 }
 
 void Run::execute() {
@@ -74,7 +82,7 @@ void Run::transfer_and_compute() {
   try {
     if (has_transfers() && parts_.prepared.has_puts()) window.emplace(parts_, buffers(), progress_);
     if (has_transfers()) queue.enqueue_all(streams_);
-    if (parts_.mode != Mode::kCommunicationOnly && !plan_.schedule.empty()) {
+    if (parts_.mode != Mode::kCommunicationOnly && (!plan_.schedule.empty() || has_other_work())) {
       const SingleThreadedBlas single_threaded;
       pool_.run([this](int thread) { compute(thread); });
     }
@@ -114,14 +122,14 @@ void Run::compute(int thread) {
   const std::int64_t tiles = std::ssize(plan_.schedule);
   while (!progress_->failed()) {
     const std::int64_t taken = next_position_.fetch_add(1, std::memory_order_relaxed);
-    if (taken >= tiles * num_passes()) return;
+    if (taken >= tiles * num_passes()) return work_while_streams_run(log);
     const std::int64_t position = taken % tiles;
     const std::int64_t tile = plan_.schedule[static_cast<std::size_t>(position)];
     bool done = false;
     try {
       if (row_runs_.size() > 0) make_rows(tile, log);
       const double begin_us = log.now_us();
-      done = compute_tile(tile, taken / tiles, unit);
+      done = compute_tile(tile, taken / tiles, unit, log);
       log.add(SpanKind::kCompute, "tile ", tile, begin_us);
     } catch (const RunStopped&) {
       return;
@@ -153,9 +161,9 @@ void Run::make_rows(std::int64_t tile, SpanLog& log) {
   }
 }
 
-bool Run::compute_tile(std::int64_t tile, std::int64_t pass, TileUnit& unit) {
+bool Run::compute_tile(std::int64_t tile, std::int64_t pass, TileUnit& unit, SpanLog& log) {
   if (pass == 0 && parts_.hooks.before_tile) parts_.hooks.before_tile(tile);
-  const bool adds = wait_for_start(tile, pass);
+  const bool adds = wait_for_start(tile, pass, log);
   const TileInputs inputs{static_cast<const std::byte*>(parts_.operands.a), parts_.operands.lda,
                           static_cast<const std::byte*>(parts_.operands.b), parts_.operands.ldb,
                           parts_.workspace.received()};
@@ -167,12 +175,12 @@ bool Run::compute_tile(std::int64_t tile, std::int64_t pass, TileUnit& unit) {
     target.col_shift = plan_.output_col_shift;
   }
   unit.run(plan_.grid.tile(tile), inputs, pass_of(tile, pass), target, adds,
-           [&](float* accumulator) { add_received(tile, accumulator); });
+           [&](float* accumulator) { add_received(tile, accumulator, log); });
   return pass + 1 == num_passes();
 }
 
 /// Until all is there that the pass reads. Returns whether the tile's epilogue adds what has been received.
-bool Run::wait_for_start(std::int64_t tile, std::int64_t pass) {
+bool Run::wait_for_start(std::int64_t tile, std::int64_t pass, SpanLog& log) {
   if (pass > 0) progress_->wait_for_pass(tile, pass);
   if (!has_gates()) return false;
   const std::int64_t end = parts_.prepared.pass(pass).end;
@@ -181,10 +189,41 @@ bool Run::wait_for_start(std::int64_t tile, std::int64_t pass) {
   for (const Gate& gate : parts_.prepared.gates_of(tile)) {
     adds |= gate.point == GatePoint::kFinish;
     if (gate.point == GatePoint::kStart && (last || gate.k_begin < end)) {
-      progress_->wait_for_slice(gate.slice);
+      await_slice(gate.slice, log);
     }
   }
   return adds;
+}
+
+void Run::await_slice(std::int64_t slice, SpanLog& log) {
+  if (has_other_work()) {
+    while (!progress_->has_slice(slice) && !progress_->failed() && do_other_work(log)) {
+    }
+  }
+  progress_->wait_for_slice(slice);
+}
+
+void Run::work_while_streams_run(SpanLog& log) {
+  if (!has_other_work()) return;
+  try {
+    while (progress_->has_running_streams() && !progress_->failed() && do_other_work(log)) {
+    }
+  } catch (...) {
+    fail_run(*progress_, parts_.communicator, std::current_exception(),
+             fmt::format("rank {}, after the tiles of {}", plan_.rank, parts_.prepared.label()));
+  }
+}
+
+bool Run::do_other_work(SpanLog& log) {
+  const double begin_us = log.now_us();
+  try {
+    if (parts_.hooks.before_other_work) parts_.hooks.before_other_work();
+    if (!parts_.operands.other_work(has_arrived_)) return false;
+  } catch (...) {
+    throw with_place(std::current_exception(), "other work");
+  }
+  log.add(SpanKind::kOther, "other work ", pieces_done_.fetch_add(1, std::memory_order_relaxed), begin_us);
+  return true;
 }
 
 TilePass Run::pass_of(std::int64_t tile, std::int64_t pass) const {
@@ -197,12 +236,12 @@ TilePass Run::pass_of(std::int64_t tile, std::int64_t pass) const {
   return result;
 }
 
-void Run::add_received(std::int64_t tile, float* accumulator) {
+void Run::add_received(std::int64_t tile, float* accumulator, SpanLog& log) {
   std::vector<const std::byte*> lower;
   std::vector<const std::byte*> higher;
   for (const Gate& gate : parts_.prepared.gates_of(tile)) {
     if (gate.point != GatePoint::kFinish) continue;
-    progress_->wait_for_slice(gate.slice);
+    await_slice(gate.slice, log);
     const std::int32_t source = plan_.slices[static_cast<std::size_t>(gate.slice)].source;
     (source < plan_.rank ? lower : higher)
         .push_back(parts_.workspace.received() + gate.offset * size_of(plan_.dtype));

@@ -41,13 +41,22 @@ class Run {
   /// Until the rows of A that the tile reads are there, of those that Operands::make_rows makes.
   void make_rows(std::int64_t tile, SpanLog& log);
   /// Returns whether the tile is done.
-  bool compute_tile(std::int64_t tile, std::int64_t pass, TileUnit& unit);
-  bool wait_for_start(std::int64_t tile, std::int64_t pass);
+  bool compute_tile(std::int64_t tile, std::int64_t pass, TileUnit& unit, SpanLog& log);
+  bool wait_for_start(std::int64_t tile, std::int64_t pass, SpanLog& log);
+  /// Until the slice is there; meanwhile does other work, if there is any.
+  void await_slice(std::int64_t slice, SpanLog& log);
+  /// A compute thread after the last tile, while transfers are under way.
+  void work_while_streams_run(SpanLog& log);
+  [[nodiscard]] bool has_other_work() const {
+    return parts_.mode == Mode::kRun && parts_.operands.other_work != nullptr;
+  }
+  /// One piece. False: there is none.
+  bool do_other_work(SpanLog& log);
   [[nodiscard]] std::int64_t num_passes() const {
     return parts_.mode == Mode::kPlainGemm ? 1 : parts_.prepared.num_passes();
   }
   [[nodiscard]] TilePass pass_of(std::int64_t tile, std::int64_t pass) const;
-  void add_received(std::int64_t tile, float* accumulator);
+  void add_received(std::int64_t tile, float* accumulator, SpanLog& log);
   [[nodiscard]] std::string report() const;
   void transfer_and_compute();
   void synchronize_streams();
@@ -68,12 +77,14 @@ class Run {
   Timeline* timeline_;
   RowRuns row_runs_;  // none where A is there
   std::shared_ptr<Progress> progress_;
+  SliceArrived has_arrived_;
   std::vector<SpanLog> compute_logs_;  // by thread
   std::vector<SpanLog> stream_logs_;   // by channel
   // Compute threads take schedule positions in order, those of all passes one after the other; nobody else
   // touches it.
   std::atomic<std::int64_t> next_position_{0};
-  std::atomic<std::int64_t> next_rows_{0};  // the same for row_runs_
+  std::atomic<std::int64_t> next_rows_{0};    // the same for row_runs_
+  std::atomic<std::int64_t> pieces_done_{0};  // of other work: their names
 };
 
 }  // namespace flashoverlap::cpu

@@ -20,7 +20,10 @@ class EndOfStream {
   }
   EndOfStream(const EndOfStream&) = delete;
   EndOfStream& operator=(const EndOfStream&) = delete;
-  void reach() { reached_ = true; }
+  void reach() {
+    reached_ = true;
+    progress_->end_stream();
+  }
 
  private:
   std::shared_ptr<Progress> progress_;
@@ -39,6 +42,7 @@ TransferQueue::TransferQueue(const Parts& parts, std::shared_ptr<Progress> progr
 
 void TransferQueue::enqueue_all(std::span<HostStream* const> streams) {
   const OverlapPlan& plan = parts_.prepared.plan();
+  progress_->start_streams(std::ssize(streams));
   for (std::size_t i = 0; i < plan.transfers.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
     HostStream& stream = *streams[static_cast<std::size_t>(plan.transfers[i].channel)];

@@ -214,9 +214,7 @@ const void* MoeLayer::State::weights_or_nothing(const void* weights) {
   return nothing.data();
 }
 
-void MoeLayer::State::run(Plans& plans, bool second, const cpu::AlignedBuffer& a, std::int64_t lda,
-                          const void* b, const cpu::AlignedBuffer& out, std::int64_t ldo,
-                          Timeline* timeline) const {
+Operands MoeLayer::State::Gemm::operands() const {
   Operands operands;
   operands.a = a.data();
   operands.lda = lda;
@@ -224,13 +222,22 @@ void MoeLayer::State::run(Plans& plans, bool second, const cpu::AlignedBuffer& a
   operands.ldb = lda;
   operands.out = out.data();
   operands.ldo = ldo;
-  context.executor().execute(second ? *plans.combine : *plans.dispatch, operands, Mode::kRun, timeline);
+  return operands;
 }
 
-void MoeLayer::State::run_combine(Plans& plans, const cpu::AlignedBuffer& a, std::int64_t lda, const void* b,
-                                  const cpu::AlignedBuffer& out, Timeline* timeline, MoeReport& report) {
+void MoeLayer::State::run_dispatch(Plans& plans, const Gemm& gemm, Timeline* timeline,
+                                   OtherWork other_work) const {
+  Operands operands = gemm.operands();
+  operands.other_work = std::move(other_work);
+  context.executor().execute(*plans.dispatch, operands, Mode::kRun, timeline);
+}
+
+void MoeLayer::State::run_combine(Plans& plans, const Gemm& gemm, Timeline* timeline, MoeReport& report,
+                                  OtherWork other_work) {
   Timeline spans;
-  run(plans, true, a, lda, b, out, options.hidden, &spans);
+  Operands operands = gemm.operands();
+  operands.other_work = std::move(other_work);
+  context.executor().execute(*plans.combine, operands, Mode::kRun, &spans);
   observation = ops::observe(spans);
   observed = true;
   report.backlog_us = observation.backlog_us;
@@ -238,6 +245,22 @@ void MoeLayer::State::run_combine(Plans& plans, const cpu::AlignedBuffer& a, std
   if (timeline != nullptr) {
     timeline->spans.insert(timeline->spans.end(), spans.spans.begin(), spans.spans.end());
   }
+}
+
+MoeLayer::Parts MoeLayer::State::measure_parts(Plans& plans, const Gemm& first_gemm,
+                                               const Gemm& second_gemm) const {
+  const auto measure = [&](PreparedPlan& plan, const Gemm& gemm, Mode mode) {
+    communicator.exchange(std::uint64_t{0}, {.operation = "moe-layer parts"});
+    ops::Stopwatch watch;
+    context.executor().execute(plan, gemm.operands(), mode, nullptr);
+    return watch.lap();
+  };
+  Parts parts;
+  parts.dispatch_gemm_us = measure(*plans.dispatch, first_gemm, Mode::kGemmOnly);
+  parts.dispatch_transfer_us = measure(*plans.dispatch, first_gemm, Mode::kCommunicationOnly);
+  parts.combine_gemm_us = measure(*plans.combine, second_gemm, Mode::kGemmOnly);
+  parts.combine_transfer_us = measure(*plans.combine, second_gemm, Mode::kCommunicationOnly);
+  return parts;
 }
 
 void MoeLayer::State::fill_report(MoeReport& report, Method method) const {

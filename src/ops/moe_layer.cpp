@@ -132,13 +132,29 @@ void MoeLayer::State::reserve_forward() {
   }
 }
 
+MoeLayer::State::Gemm MoeLayer::State::first_gemm(const MoeWeights& weights) {
+  return {.a = rows,
+          .lda = options.hidden,
+          .b = weights_or_nothing(weights.up),
+          .out = hidden,
+          .ldo = activation().hidden_cols()};
+}
+
+MoeLayer::State::Gemm MoeLayer::State::second_gemm(const MoeWeights& weights) {
+  return {.a = activated,
+          .lda = options.intermediate,
+          .b = weights_or_nothing(weights.down),
+          .out = results,
+          .ldo = options.hidden};
+}
+
 MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& routing,
                             const MoeWeights& weights, void* out, std::int64_t ldo, Method method,
                             Timeline* timeline) {
   State& s = *state_;
   MoeReport report;
   ops::Stopwatch watch;
-  s.results_valid = false;
+  s.results_valid = s.backward_valid = false;
   const auto check = [&] {
     s.check_matrix("x", x, "ldx", ldx, routing.tokens);
     s.check_matrix("out", out, "ldo", ldo, routing.tokens);
@@ -165,14 +181,12 @@ MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& r
                      {static_cast<const std::byte*>(x), ldx * s.element()}, s.options.hidden, s.options.dtype,
                      nullptr, s.rows.data());
     report.phases.gather_us = watch.lap();
-    s.run(s.forward_plans, false, s.rows, s.options.hidden, s.weights_or_nothing(weights.up), s.hidden,
-          s.activation().hidden_cols(), timeline);
+    s.run_dispatch(s.forward_plans, s.first_gemm(weights), timeline);
     report.phases.dispatch_us = watch.lap();
     ops::activate_rows(s.pool, s.activation(), s.call->layout.rows, s.options.dtype, s.hidden.data(),
                        s.activated.data());
     report.phases.activation_us = watch.lap();
-    s.run_combine(s.forward_plans, s.activated, s.options.intermediate, s.weights_or_nothing(weights.down),
-                  s.results, timeline, report);
+    s.run_combine(s.forward_plans, s.second_gemm(weights), timeline, report);
     report.phases.combine_us = watch.lap();
     ops::reduce_rows(s.pool, s.call->routing, s.call->rows, s.results.data(), s.options.hidden,
                      s.options.dtype, true, static_cast<std::byte*>(out), ldo * s.element());
@@ -196,26 +210,8 @@ MoeLayer::Parts MoeLayer::measure_parts(const MoeWeights& weights) {
         s.check_weights(weights);
       },
       Method::kOverlap);
-  s.results_valid = false;
-  Parts parts;
-  const auto measure = [&](bool second, Mode mode) {
-    Operands operands;
-    operands.a = second ? s.activated.data() : s.rows.data();
-    operands.lda = operands.ldb = second ? s.options.intermediate : s.options.hidden;
-    operands.b = s.weights_or_nothing(second ? weights.down : weights.up);
-    operands.out = second ? s.results.data() : s.hidden.data();
-    operands.ldo = second ? s.options.hidden : s.activation().hidden_cols();
-    s.communicator.exchange(std::uint64_t{0}, {.operation = "moe-layer parts"});
-    ops::Stopwatch watch;
-    State::Plans& plans = s.forward_plans;
-    s.context.executor().execute(second ? *plans.combine : *plans.dispatch, operands, mode, nullptr);
-    return watch.lap();
-  };
-  parts.dispatch_gemm_us = measure(false, Mode::kGemmOnly);
-  parts.dispatch_transfer_us = measure(false, Mode::kCommunicationOnly);
-  parts.combine_gemm_us = measure(true, Mode::kGemmOnly);
-  parts.combine_transfer_us = measure(true, Mode::kCommunicationOnly);
-  return parts;
+  s.results_valid = s.backward_valid = false;
+  return s.measure_parts(s.forward_plans, s.first_gemm(weights), s.second_gemm(weights));
 }
 
 }  // namespace flashoverlap

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <numbers>
 
 #include "core/half.h"
 #include "cpu/epilogue.h"
@@ -14,6 +16,26 @@ namespace {
 
 std::size_t index(std::int64_t i) {
   return static_cast<std::size_t>(i);
+}
+
+/// Derivative of activation(x).
+float slope(Activation activation, float x) {
+  switch (activation) {
+    case Activation::kNone:
+      return 1;
+    case Activation::kRelu:
+      return x > 0 ? 1.0F : 0.0F;
+    case Activation::kGelu: {
+      const float density =
+          std::exp(-x * x / 2) * std::numbers::inv_sqrtpi_v<float> / std::numbers::sqrt2_v<float>;
+      return (1 + std::erf(x / std::numbers::sqrt2_v<float>)) / 2 + x * density;
+    }
+    case Activation::kSilu: {
+      const float s = 1 / (1 + std::exp(-x));
+      return s + x * s * (1 - s);
+    }
+  }
+  return 0;
 }
 
 }  // namespace
@@ -94,6 +116,33 @@ void activate_rows(cpu::ThreadPool& pool, const MoeActivation& how, std::int64_t
       cpu::activate(how.activation, values.data(), cols);
       for (std::int64_t i = 0; how.gated && i < cols; ++i) values[index(i)] *= values[index(cols + i)];
       core::from_float(values.data(), dtype, activated + row * cols * element, cols);
+    }
+  });
+}
+
+void activate_backward(cpu::ThreadPool& pool, const MoeActivation& how, std::int64_t rows, DType dtype,
+                       const std::byte* hidden, const std::byte* activated_gradient,
+                       std::byte* hidden_gradient) {
+  const std::int64_t element = size_of(dtype);
+  const std::int64_t cols = how.intermediate;
+  in_parallel(pool, cols == 0 ? 0 : rows, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> before(index(how.hidden_cols()));
+    std::vector<float> activated(index(cols));
+    std::vector<float> gradient(index(cols));
+    std::vector<float> result(index(how.hidden_cols()));
+    for (std::int64_t row = begin; row < end; ++row) {
+      core::to_float(hidden + row * how.hidden_cols() * element, dtype, before.data(), how.hidden_cols());
+      core::to_float(activated_gradient + row * cols * element, dtype, gradient.data(), cols);
+      std::copy_n(before.begin(), cols, activated.begin());
+      cpu::activate(how.activation, activated.data(), cols);
+      for (std::int64_t i = 0; i < cols; ++i) {
+        const float by_activated = gradient[index(i)];
+        const float up = how.gated ? before[index(cols + i)] : 1.0F;
+        result[index(i)] = by_activated * up * slope(how.activation, before[index(i)]);
+        if (how.gated) result[index(cols + i)] = by_activated * activated[index(i)];
+      }
+      core::from_float(result.data(), dtype, hidden_gradient + row * how.hidden_cols() * element,
+                       how.hidden_cols());
     }
   });
 }

@@ -57,19 +57,4 @@ void reduce_rows(cpu::ThreadPool& pool, const MoeRouting& routing, const SendRow
                  const std::byte* results, std::int64_t cols, DType dtype, bool weighted, std::byte* out,
                  std::int64_t out_ld_bytes);
 
-/// gradient[t, slot] = out_gradient[t] · results[row of (t, slot)], in float64; 0 without a row.
-void weight_gradient(cpu::ThreadPool& pool, const MoeRouting& routing, const SendRows& rows,
-                     const std::byte* results, const RowsView& out_gradient, std::int64_t cols, DType dtype,
-                     float* gradient);
-
-/// to[i] = from[i]^T for a stack of `count` matrices [rows, cols].
-void transpose_stack(cpu::ThreadPool& pool, std::int64_t count, std::int64_t rows, std::int64_t cols,
-                     DType dtype, const std::byte* from, std::byte* to);
-
-/// to[e] = sum over the valid rows r of expert e of left[r]^T · right[r]: [left_cols, right_cols] in float32,
-/// for each local expert. Bitwise repeatable for one layout.
-void expert_products(cpu::ThreadPool& pool, const MoeLayout& layout, std::int64_t first_expert,
-                     std::int64_t num_experts, DType dtype, const std::byte* left, std::int64_t left_cols,
-                     const std::byte* right, std::int64_t right_cols, float* to);
-
 }  // namespace flashoverlap::ops

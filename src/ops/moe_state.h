@@ -63,11 +63,23 @@ struct MoeLayer::State {
   void reserve_forward();
   /// `weights`, or where this rank has no expert and so may have none, memory that nobody reads.
   [[nodiscard]] const void* weights_or_nothing(const void* weights);
-  void run(Plans& plans, bool second, const cpu::AlignedBuffer& a, std::int64_t lda, const void* b,
-           const cpu::AlignedBuffer& out, std::int64_t ldo, Timeline* timeline) const;
+  /// One GEMM: out [.., ldo] = a [.., lda] · B^T.
+  struct Gemm {
+    const cpu::AlignedBuffer& a;
+    std::int64_t lda = 0;
+    const void* b = nullptr;
+    const cpu::AlignedBuffer& out;
+    std::int64_t ldo = 0;
+    [[nodiscard]] Operands operands() const;
+  };
+  /// The forward's.
+  Gemm first_gemm(const MoeWeights& weights);
+  Gemm second_gemm(const MoeWeights& weights);
+  void run_dispatch(Plans& plans, const Gemm& gemm, Timeline* timeline, OtherWork other_work = {}) const;
   /// Second GEMM with its return; fills in backlog and idle time.
-  void run_combine(Plans& plans, const cpu::AlignedBuffer& a, std::int64_t lda, const void* b,
-                   const cpu::AlignedBuffer& out, Timeline* timeline, MoeReport& report);
+  void run_combine(Plans& plans, const Gemm& gemm, Timeline* timeline, MoeReport& report,
+                   OtherWork other_work = {});
+  Parts measure_parts(Plans& plans, const Gemm& first_gemm, const Gemm& second_gemm) const;
   void fill_report(MoeReport& report, Method method) const;
 
   Context& context;
@@ -80,7 +92,8 @@ struct MoeLayer::State {
   Plans forward_plans;
   Plans backward_plans;
   std::optional<Call> call;
-  bool results_valid = false;  ///< Buffers hold what the last forward left.
+  bool results_valid = false;   ///< Buffers hold what the last forward left.
+  bool backward_valid = false;  ///< And the last backward, of that forward.
   MoeObservation observation;
   bool observed = false;
   double call_us = 0;  ///< Of the last forward on this rank; 0: not known.

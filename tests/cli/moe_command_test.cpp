@@ -65,6 +65,32 @@ TEST(MoeCommand, PacesAdaptsAndDrops) {
   }
 }
 
+TEST(MoeCommand, RunsAndChecksBackward) {
+  for (const char* how : {"--dtype f32", "--dtype f16 --transport collective",
+                          "--dtype bf16 --routing stress", "--padding shared", "--capacity 5"}) {
+    const Json run = json_of(std::string("run moe-layer --backward --ranks 3 --iterations 2 --link-gbps 0 ") +
+                             how + kSmall);
+    EXPECT_EQ(run.at("correct"), true) << run;
+    const Json& backward = run.at("backward");
+    EXPECT_GT(backward.at("serial_us"), 0);
+    EXPECT_GT(backward.at("overlap_us"), 0);
+    EXPECT_GT(backward.at("serial_phases").at("weights_us"), 0);
+    EXPECT_GE(backward.at("other_work_us"), 0);
+    for (const char* ratio : {"dispatch_overlap_ratio", "combine_overlap_ratio"}) {
+      EXPECT_GE(backward.at(ratio), 0);
+      EXPECT_LE(backward.at(ratio), 1);
+    }
+    const bool drops = run.at("dropped_rows") > 0;
+    EXPECT_EQ(run.at("max_relative_gradient_error") > 0, !drops);
+  }
+  const auto table =
+      run_command(words_of(std::string("run moe-layer --backward --iterations 1") + kSmall), {});
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  for (const char* part : {"backward", "other work", "elements of gradients", "OK"}) {
+    EXPECT_NE(table.out.find(part), std::string::npos) << part << " in\n" << table.out;
+  }
+}
+
 TEST(MoeCommand, OverlapsWhereThatWins) {
   const std::string rest = std::string(" --ranks 2 --iterations 2 --dtype f16") + kSmall;
   const Json measured = json_of("run moe-layer --overlap-if measured --link-gbps 0" + rest);
