@@ -4,6 +4,7 @@
 #include "plan/arithmetic.h"
 #include "plan/builder.h"
 #include "plan/moe_world.h"
+#include "plan/slices.h"
 
 /// The first expert GEMM with the dispatch hidden behind it.
 namespace flashoverlap {
@@ -110,28 +111,78 @@ void dispatch_by_puts(MoeWorld& world, OverlapPlan& plan, std::int64_t k) {
   plan.slices.push_back({plan.rank, nothing});
 }
 
+/// What this rank sends to and receives from each other one: regions of the input, by rank. The rows of one
+/// owner lie together (order owner-major without padding), those of ranks in their order.
+struct Exchanged {
+  std::vector<Region> sent, received;
+};
+
+Exchanged exchanged_with_each(MoeWorld& world, const OverlapPlan& plan, std::int64_t k) {
+  const auto rows_of = [&](std::int32_t owner, std::int32_t receiver) {
+    std::int64_t rows = 0;
+    for (std::int64_t e = world.first_expert(receiver); e < world.first_expert(receiver + 1); ++e)
+      rows += world.counts().at(owner, e);
+    return rows;
+  };
+  Exchanged exchanged;
+  std::int64_t send_begin = world.layout(plan.rank).rows * k;
+  std::int64_t receive_begin = 0;
+  for (std::int32_t peer = 0; peer < plan.world_size; ++peer) {
+    const std::int64_t sent = peer == plan.rank ? 0 : rows_of(plan.rank, peer) * k;
+    const std::int64_t received = peer == plan.rank ? 0 : rows_of(peer, plan.rank) * k;
+    exchanged.sent.push_back({BufferKind::kInput, send_begin, sent});
+    exchanged.received.push_back({BufferKind::kInput, receive_begin, received});
+    send_begin += sent;
+    receive_begin += received;
+  }
+  return exchanged;
+}
+
 void dispatch_by_all_to_all(MoeWorld& world, OverlapPlan& plan, std::int64_t k) {
-  const MoeLayout& layout = world.layout(plan.rank);
-  const std::int64_t sent = layout.send_rows - layout.own_rows;
-  const std::int64_t received = layout.valid_rows - layout.own_rows;
+  const Exchanged exchanged = exchanged_with_each(world, plan, k);
   Transfer transfer{.kind = TransferKind::kAllToAll,
                     .trigger = {},
-                    .source = {BufferKind::kInput, layout.rows * k, sent * k},
-                    .destination = {BufferKind::kInput, 0, received * k},
-                    .send_counts = std::vector<std::int64_t>(index(plan.world_size), 0),
-                    .receive_counts = std::vector<std::int64_t>(index(plan.world_size), 0),
+                    .source = {BufferKind::kInput, exchanged.sent.front().offset, 0},
+                    .destination = {BufferKind::kInput, 0, 0},
+                    .send_counts = {},
+                    .receive_counts = {},
                     .slice = 0};
   for (std::int32_t peer = 0; peer < plan.world_size; ++peer) {
-    if (peer == plan.rank) continue;
-    for (std::int64_t e = world.first_expert(peer); e < world.first_expert(peer + 1); ++e) {
-      transfer.send_counts[index(peer)] += world.counts().at(plan.rank, e) * k;
-    }
-    for (std::int64_t e = world.first_expert(plan.rank); e < world.first_expert(plan.rank + 1); ++e) {
-      transfer.receive_counts[index(peer)] += world.counts().at(peer, e) * k;
-    }
+    transfer.send_counts.push_back(exchanged.sent[index(peer)].count);
+    transfer.receive_counts.push_back(exchanged.received[index(peer)].count);
+    transfer.source.count += transfer.send_counts.back();
+    transfer.destination.count += transfer.receive_counts.back();
   }
   plan.slices.push_back({plan.rank, transfer.destination});
   plan.transfers.push_back(std::move(transfer));
+}
+
+/// One message for each pair of ranks, so that the rows of one owner need not wait for those of another.
+void dispatch_by_messages(MoeWorld& world, OverlapPlan& plan, std::int64_t k) {
+  const Exchanged exchanged = exchanged_with_each(world, plan, k);
+  for (std::int32_t step = 1; step < plan.world_size; ++step) {
+    const std::int32_t target = rank_after(plan.rank, step, plan.world_size);
+    const std::int32_t source = rank_after(plan.rank, -step, plan.world_size);
+    // Channels are of the sender: nothing that it sends waits for what it receives.
+    plan.transfers.push_back({.kind = TransferKind::kSend,
+                              .trigger = {},
+                              .channel = plan.rank,
+                              .peer = target,
+                              .source = exchanged.sent[index(target)],
+                              .destination = {},
+                              .send_counts = {},
+                              .receive_counts = {}});
+    plan.transfers.push_back({.kind = TransferKind::kReceive,
+                              .trigger = {},
+                              .channel = source,
+                              .peer = source,
+                              .source = {},
+                              .destination = exchanged.received[index(source)],
+                              .send_counts = {},
+                              .receive_counts = {},
+                              .slice = std::ssize(plan.slices)});
+    plan.slices.push_back({source, exchanged.received[index(source)]});
+  }
 }
 
 }  // namespace
@@ -156,12 +207,14 @@ OverlapPlan moe_dispatch_plan(MoeWorld& world, std::int32_t rank, std::int64_t n
   plan.schedule = by_arrival(plan, layout);
   plan.groups.push_back({0, plan.grid.num_tiles()});
   if (options.world_size == 1) return plan;
+  const bool serial = options.transport == MoeTransport::kCollective && options.collective_groups == 1;
   if (options.transport == MoeTransport::kPut) {
     dispatch_by_puts(world, plan, k);
-  } else {
+  } else if (serial) {
     dispatch_by_all_to_all(world, plan, k);
+  } else {
+    dispatch_by_messages(world, plan, k);
   }
-  const bool serial = options.transport == MoeTransport::kCollective && options.collective_groups == 1;
   if (k > 0) add_gates(plan, k, serial);
   return plan;
 }
