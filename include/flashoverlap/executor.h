@@ -12,6 +12,10 @@
 
 namespace flashoverlap {
 
+namespace plan {
+class MoeDevice;
+}
+
 enum class Activation {
   kNone,
   kRelu,
@@ -136,6 +140,9 @@ class Executor {
 
   /// Whether `execute` calls Operands::make_rows.
   [[nodiscard]] virtual bool makes_rows() const { return false; }
+
+  /// The memory and the passes of one layer of experts where this executor's operands lie; null: the host's.
+  [[nodiscard]] virtual std::shared_ptr<plan::MoeDevice> make_moe_device() const { return nullptr; }
 
   /// Bytes of workspace held now: what was needed by the most demanding plan prepared or run so far.
   [[nodiscard]] virtual std::int64_t workspace_bytes() const = 0;

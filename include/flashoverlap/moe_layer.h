@@ -143,9 +143,11 @@ class MoeLayer {
   /// x: [routing.tokens, H], leading dimension ldx; out: likewise, must not overlap x. All ranks pass the
   /// same top_k; tokens may differ. kSerial: dispatch, then GEMMs, then return, with the same tiles: the
   /// baseline, and the oracle bit for bit. `timeline`, when not null, gets this rank's spans.
+  /// On GPUs matrices are in the device's memory, and everything is put into `stream` (a cudaStream_t) once
+  /// the ranks have met; backward and adaptation are on CPUs only, and transport is kCollective.
   MoeReport forward(const void* x, std::int64_t ldx, const MoeRouting& routing, const MoeWeights& weights,
                     void* out, std::int64_t ldo, Method method = Method::kOverlap,
-                    Timeline* timeline = nullptr);
+                    Timeline* timeline = nullptr, void* stream = nullptr);
 
   /// Gradients of the call of `forward` before it, which must have had the same x, routing and weights, by
   /// the gradient of its output, out_gradient: [tokens, H]. Dropped rows have no gradient. The gradients'

@@ -7,6 +7,7 @@
 #include "core/fail.h"
 #include "cuda_call.h"
 #include "gemm_choice.h"
+#include "moe_device.h"
 #include "nccl_communicator.h"
 #include "operand_check.h"
 #include "peer_kernels.h"
@@ -149,11 +150,14 @@ void CudaExecutor::reserve_workspace(PreparedCudaPlan& plan) {
                plan.plan().operation, needed, plan.plan().rank, options_.workspace_limit_bytes);
   }
   if (workspace_ == nullptr || workspace_->memory.bytes() < needed) {
-    const auto kind = peers_ != nullptr ? peers_->readable_memory() : DeviceMemory::kStreamOrdered;
     workspace_ = std::make_shared<Workspace>(
-        Workspace{DeviceBuffer(options_.device, needed, plan.plan().operation, kind)});
+        Workspace{DeviceBuffer(options_.device, needed, plan.plan().operation, readable_memory())});
   }
   plan.set_workspace(workspace_);
+}
+
+std::shared_ptr<plan::MoeDevice> CudaExecutor::make_moe_device() const {
+  return std::make_shared<MoeCudaDevice>(options_.device, readable_memory());
 }
 
 std::int64_t CudaExecutor::workspace_bytes() const {

@@ -32,6 +32,7 @@ class CudaExecutor final : public Executor {
 
   [[nodiscard]] std::unique_ptr<PreparedPlan> prepare(OverlapPlan plan) override;
   void execute(PreparedPlan& prepared, const Operands& operands, Mode mode, Timeline* timeline) override;
+  [[nodiscard]] std::shared_ptr<plan::MoeDevice> make_moe_device() const override;
   [[nodiscard]] std::int64_t workspace_bytes() const override;
   [[nodiscard]] std::optional<PlanShape> suggest(std::int64_t m, std::int64_t n, std::int64_t k,
                                                  DType dtype) const override;
@@ -61,6 +62,10 @@ class CudaExecutor final : public Executor {
   void enqueue_restore(Call& call);
   void fill_for_empty_k(Call& call);
   CudaStream& channel(std::int32_t index);
+  /// Of what other ranks read.
+  [[nodiscard]] DeviceMemory readable_memory() const {
+    return peers_ != nullptr ? peers_->readable_memory() : DeviceMemory::kStreamOrdered;
+  }
   /// Whether the communicator copies between ranks without an SM.
   [[nodiscard]] bool copies_without_sms() const { return peers_ != nullptr && peers_->copies_without_sms(); }
   [[nodiscard]] std::int32_t stream_of(const OverlapPlan& plan, const TransferStep& step,

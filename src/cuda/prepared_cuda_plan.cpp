@@ -157,6 +157,8 @@ const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* outpu
   arguments.a = operands.a;
   arguments.lda = operands.lda;
   arguments.b = operands.b;
+  for (const Problem& problem : plan_.grid.problems())
+    arguments.num_weights = std::max(arguments.num_weights, static_cast<int>(problem.weight) + 1);
   arguments.ldb = operands.ldb;
   arguments.packed = plain || plan_.packed_size == 0 ? nullptr : packed();
   arguments.packed_size = plain ? 0 : plan_.packed_size;

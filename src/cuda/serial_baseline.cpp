@@ -83,6 +83,9 @@ Verdict SerialBaseline::can_run(const OverlapPlan& plan) {
       return core::no("a transfer of the plan does not follow a group");
   }
   if (!plan.gates.empty()) return core::no("the plan has gates");
+  const auto has_own_weight = [](const Problem& problem) { return problem.weight != 0; };
+  if (std::ranges::any_of(plan.grid.problems(), has_own_weight))
+    return core::no("the plan multiplies with several weights");
   if (plan.transfers.empty()) return {};
   const TransferKind kind = plan.transfers.front().kind;
   if (kind != TransferKind::kAllReduce && kind != TransferKind::kReduceScatter &&

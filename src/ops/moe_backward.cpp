@@ -148,6 +148,7 @@ MoeReport MoeLayer::backward(const void* out_gradient, std::int64_t ldg, const M
   s.meet(
       "backward",
       [&] {
+        s.require_host("backward");
         if (!s.results_valid) core::fail(ErrorKind::kBadArgument, "backward needs a forward before it");
         const std::int64_t tokens = s.call->routing.tokens;
         s.check_matrix("out_gradient", out_gradient, "ldg", ldg, tokens);

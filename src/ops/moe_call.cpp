@@ -60,6 +60,7 @@ MoeLayer::State::State(Context& context_of_layer, const MoeLayerOptions& options
     : context(context_of_layer),
       communicator(context_of_layer.communicator()),
       options(options_of_layer),
+      device(context_of_layer.executor().make_moe_device()),
       controller(options_of_layer.controller, {.consumers = options_of_layer.consumers,
                                                .compute_units = std::max(1, context_of_layer.num_threads()),
                                                .segment_bands = options_of_layer.segment_bands}),
@@ -273,6 +274,7 @@ void MoeLayer::State::fill_report(MoeReport& report, Method method) const {
         &result_gradient, &transposed_up, &transposed_down, &nothing}) {
     report.workspace_bytes += buffer->size_bytes();
   }
+  if (device != nullptr) report.workspace_bytes += device->reserved_bytes();
   report.setting = controller.setting();
 }
 

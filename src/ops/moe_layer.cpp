@@ -75,6 +75,7 @@ MoeLayer::MoeLayer(Context& context, const MoeLayerOptions& options) {
   ops::agree(context.communicator(), name, [&]() -> ops::Ticket {
     check_options(options, context.communicator());
     state_ = std::make_unique<State>(context, options);
+    state_->check_device_options();
     return {.agreement = state_->agreement("layer", 0, Method::kOverlap),
             .description = fmt::format(
                 "{}, {}{}, tile {}x{}, {}, {}, {}, capacity {}, {} bands a segment, {} consumers, {} "
@@ -150,8 +151,9 @@ MoeLayer::State::Gemm MoeLayer::State::second_gemm(const MoeWeights& weights) {
 
 MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& routing,
                             const MoeWeights& weights, void* out, std::int64_t ldo, Method method,
-                            Timeline* timeline) {
+                            Timeline* timeline, void* stream) {
   State& s = *state_;
+  const State::DeviceCall on{.x = x, .ldx = ldx, .out = out, .ldo = ldo, .stream = stream};
   MoeReport report;
   ops::Stopwatch watch;
   s.results_valid = s.backward_valid = false;
@@ -165,6 +167,7 @@ MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& r
         out_begin < in_begin + routing.tokens * ldx * s.element()) {
       core::fail(ErrorKind::kBadArgument, "out at {} overlaps x at {}; they must lie apart", out, x);
     }
+    s.check_device_memory(on, routing.tokens, weights);
   };
   const MoeCounts counts = s.exchange_counts(routing, check, method, report);
   or_abort(s.communicator, [&] {
@@ -175,6 +178,11 @@ MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& r
     for (std::int64_t e = 0; e < s.first; ++e) own_begin += s.call->counts.at(plan.rank, e);
     s.call->places = ops::make_row_places(s.call->layout, own_begin, plan.rank);
     s.prepare(s.forward_plans, method, s.activation().hidden_cols(), s.options.intermediate);
+    if (s.device != nullptr) {
+      report.phases.counts_us = watch.lap();
+      s.forward_on_device(on, weights, timeline);
+      return s.fill_report(report, method);
+    }
     s.reserve_forward();
     report.phases.counts_us = watch.lap();
     ops::gather_rows(s.pool, s.call->rows, s.call->places,
@@ -193,6 +201,7 @@ MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& r
     report.phases.reduce_us = watch.lap();
     s.fill_report(report, method);
   });
+  if (s.device != nullptr) return report;
   s.results_valid = true;
   s.call_method = method;
   if (method == Method::kSerial) s.observed = false;  // consumers had nothing to do
@@ -206,6 +215,7 @@ MoeLayer::Parts MoeLayer::measure_parts(const MoeWeights& weights) {
   s.meet(
       "parts",
       [&] {
+        s.require_host("measure_parts");
         if (!s.results_valid) core::fail(ErrorKind::kBadArgument, "measure_parts needs a forward before it");
         s.check_weights(weights);
       },

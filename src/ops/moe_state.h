@@ -12,6 +12,7 @@
 #include "ops/moe_chooser.h"
 #include "ops/moe_passes.h"
 #include "ops/moe_rows.h"
+#include "plan/moe_device.h"
 
 namespace flashoverlap {
 
@@ -80,11 +81,26 @@ struct MoeLayer::State {
   void run_combine(Plans& plans, const Gemm& gemm, Timeline* timeline, MoeReport& report,
                    OtherWork other_work = {});
   Parts measure_parts(Plans& plans, const Gemm& first_gemm, const Gemm& second_gemm) const;
+
+  /// Where rows lie in a device's memory: moe_on_device.cpp.
+  struct DeviceCall {
+    const void* x = nullptr;
+    std::int64_t ldx = 0;
+    void* out = nullptr;
+    std::int64_t ldo = 0;
+    void* stream = nullptr;
+  };
+  void check_device_options() const;
+  void check_device_memory(const DeviceCall& on, std::int64_t tokens, const MoeWeights& weights) const;
+  /// Error(kUnsupported), naming the call, on a device.
+  void require_host(const char* what) const;
+  void forward_on_device(const DeviceCall& on, const MoeWeights& weights, Timeline* timeline);
   void fill_report(MoeReport& report, Method method) const;
 
   Context& context;
   Communicator& communicator;
   MoeLayerOptions options;
+  std::shared_ptr<plan::MoeDevice> device;  ///< Null: rows lie in the host's memory.
   std::int64_t first = 0;  ///< Local experts are [first, first + count).
   std::int64_t count = 0;
   MoeController controller;
