@@ -31,7 +31,9 @@ void take_given_partition(const TuneRequest& request, const MachineProfile& mach
   best.partition = partition;
   const std::int64_t communicating = best.resources.communication_units;
   const std::int64_t units = request.units == 0 ? machine.units : request.units;
-  best.resources = {communicating < units ? units - communicating : units, communicating};
+  best.resources = {machine.gemm.compute_units(request.dtype, best.tile.tile_m, best.tile.tile_n,
+                                               communicating < units ? units - communicating : units),
+                    communicating};
   TuneChoice finest = best;
   finest.partition.assign(
       static_cast<std::size_t>(std::accumulate(partition.begin(), partition.end(), std::int64_t{0})), 1);

@@ -81,12 +81,13 @@ Simulated simulate_plans(const SlicedProblem& p, const MachineProfile& machine, 
 
 /// Tile and units of the machine where they are open.
 void fill_in(SlicedProblem& p, const MachineProfile& machine) {
-  if (p.threads == 0) p.threads = machine.units;
+  const DType dtype = parse_dtype(p.dtype);
   for (const GemmKernel& kernel : machine.gemm.kernels) {
-    if (kernel.dtype != parse_dtype(p.dtype)) continue;
+    if (kernel.dtype != dtype) continue;
     if (p.tile_m == 0) p.tile_m = kernel.tile_m;
     if (p.tile_n == 0) p.tile_n = kernel.tile_n;
   }
+  if (p.threads == 0) p.threads = machine.gemm.compute_units(dtype, p.tile_m, p.tile_n, machine.units);
 }
 
 /// As the operators choose it where the problem leaves it open.

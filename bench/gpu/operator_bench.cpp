@@ -16,6 +16,7 @@
 #include "core/median.h"
 #include "cuda_stream.h"
 #include "gemm_choice.h"
+#include "ops/choose.h"
 #include "peer_reader.h"
 #include "sm_partition.h"
 #include "test_matrices.h"
@@ -210,7 +211,7 @@ std::int64_t OperatorBench::num_waves_of_plan() const {
 }
 
 OperatorBench::Partition OperatorBench::by_default(std::int64_t waves) const {
-  return gathers() ? Partition{} : default_partition(waves);
+  return gathers() ? Partition{} : ops::open_partition(options_, waves, ops::kGpuGroupBytes);
 }
 
 // --- the GEMM -------------------------------------------------------------------------------------------
@@ -360,7 +361,7 @@ OperatorBench::Candidate OperatorBench::choose(const BandwidthCurve& curve, Resu
 // Tries the default partition and those that the predictor likes best; the best measured one is taken.
 OperatorBench::Candidate OperatorBench::choose_partition(std::int64_t waves, const BandwidthCurve& curve,
                                                          Result& result) {
-  Candidate best{default_partition(waves), 0};
+  Candidate best{by_default(waves), 0};
   best.us = measured_us(best.partition);
   if (waves < 2) return best;
   const Prepared finest = prepare(Partition(static_cast<std::size_t>(waves), 1));

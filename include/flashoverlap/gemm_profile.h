@@ -17,7 +17,7 @@ enum class RaggedTiles {
   kProportional,  ///< As much as its own rows and columns need: a CPU's BLAS.
 };
 
-/// One unit computing one tile: time = overhead_us + 2 * rows * cols * k / unit_gflops.
+/// One compute unit of a plan computing one tile: time = overhead_us + 2 * rows * cols * k / unit_gflops.
 /// A persistent GEMM's duration follows: launch + (waves) * (tile time); see docs/machine-profile.md for how
 /// well that fits.
 struct GemmKernel {
@@ -25,9 +25,12 @@ struct GemmKernel {
   std::int64_t tile_m = 128;
   std::int64_t tile_n = 128;
   double overhead_us = 0;  ///< Prologue, epilogue and store of one tile, >= 0.
-  double unit_gflops = 0;  ///< 1e9 floating-point operations a second of one unit in the main loop, > 0.
+  double unit_gflops = 0;  ///< 1e9 floating-point operations a second of one such unit in the main loop, > 0.
   RaggedTiles ragged = RaggedTiles::kPadded;
   std::string source;  ///< Where the numbers come from.
+  /// How many of the machine's units compute a tile together, >= 1: the SMs of a GPU's cluster. A plan's
+  /// compute unit then is so many of them; `MachineProfile::units` and communication units count SMs.
+  std::int64_t units_per_tile = 1;
 
   /// Of a tile of rows x cols elements, sum over k.
   [[nodiscard]] double tile_us(std::int64_t rows, std::int64_t cols, std::int64_t k) const;
@@ -42,7 +45,7 @@ struct GemmSample {
   DType dtype = DType::kFloat32;
   std::int64_t tile_m = 0;
   std::int64_t tile_n = 0;
-  std::int64_t units = 0;  ///< Units that computed.
+  std::int64_t units = 0;  ///< Compute units, as plans count them: tiles that were computed at a time.
   double duration_us = 0;  ///< Median, > 0.
   double spread_us = 0;    ///< Half the distance between the quartiles; 0: not known.
   bool operator==(const GemmSample&) const = default;
@@ -58,6 +61,11 @@ struct GemmProfile {
   /// size replaced and `source` saying so. Throws Error(kBadArgument) listing the kernels when there is none
   /// of this type.
   [[nodiscard]] GemmKernel kernel(DType dtype, std::int64_t tile_m, std::int64_t tile_n) const;
+
+  /// Compute units of a plan with such tiles where `units` of the machine's compute: as many as have
+  /// units_per_tile of the kernel's each, at least 1. Throws as `kernel`.
+  [[nodiscard]] std::int64_t compute_units(DType dtype, std::int64_t tile_m, std::int64_t tile_n,
+                                           std::int64_t units) const;
 
   /// The measured duration of exactly this call, if there is one.
   [[nodiscard]] std::optional<double> measured_us(const GemmSample& call) const;

@@ -47,6 +47,12 @@ struct PlanOptions {
 /// one wave. The tuner finds better ones. Empty for 0 waves.
 [[nodiscard]] std::vector<std::int64_t> default_partition(std::int64_t waves);
 
+/// The same where small transfers do not pay: every group has at least `min_group_bytes` of the `bytes` that
+/// all waves send, as if all waves sent equally much; the last group is the smallest that has. One group
+/// where there is not enough for two. Throws Error(kBadArgument) for negative numbers.
+[[nodiscard]] std::vector<std::int64_t> default_partition(std::int64_t waves, std::int64_t bytes,
+                                                          std::int64_t min_group_bytes);
+
 /// Tile order with swizzle: column by column inside bands of `swizzle` tile rows (the last band may be
 /// lower).
 [[nodiscard]] std::vector<std::int64_t> swizzled_order(std::int64_t tile_rows, std::int64_t tile_cols,

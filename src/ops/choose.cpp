@@ -34,4 +34,9 @@ void choose_tile(PlanOptions& options) {
   if (options.swizzle == 0) options.swizzle = 1;
 }
 
+std::vector<std::int64_t> open_partition(const PlanOptions& options, std::int64_t waves,
+                                         std::int64_t min_group_bytes) {
+  return default_partition(waves, options.m * options.n * size_of(options.dtype), min_group_bytes);
+}
+
 }  // namespace flashoverlap::ops

@@ -15,19 +15,36 @@ constexpr std::int64_t kDefaultGroups = 8;
 
 __extension__ using Wide = __int128;
 
+/// The fewest waves, 1 to `waves`, that have `wanted` of the `bytes` of all; all of them where that is too
+/// much.
+std::int64_t waves_with_bytes(std::int64_t waves, std::int64_t bytes, std::int64_t wanted) {
+  if (wanted == 0) return 1;
+  if (bytes <= wanted) return waves;
+  return static_cast<std::int64_t>((Wide{wanted} * waves + bytes - 1) / bytes);
+}
+
 }  // namespace
 
 std::vector<std::int64_t> default_partition(std::int64_t waves) {
-  if (waves < 0) core::fail(ErrorKind::kBadArgument, "waves must be at least 0, got {}", waves);
+  return default_partition(waves, 0, 0);
+}
+
+std::vector<std::int64_t> default_partition(std::int64_t waves, std::int64_t bytes,
+                                            std::int64_t min_group_bytes) {
+  plan::at_least("waves", waves, 0);
+  plan::at_least("bytes", bytes, 0);
+  plan::at_least("min_group_bytes", min_group_bytes, 0);
   if (waves == 0) return {};
+  const std::int64_t smallest = waves_with_bytes(waves, bytes, min_group_bytes);
   // What is still to be sent after the last tile is exposed, so the last group is as small as it can be.
-  const std::int64_t others = std::min(kDefaultGroups - 1, waves - 1);
+  const std::int64_t rest = waves - smallest;
+  const std::int64_t others = std::min(kDefaultGroups - 1, rest / smallest);
+  if (others == 0) return {waves};
   std::vector<std::int64_t> partition;
   for (std::int64_t i = 0; i < others; ++i) {
-    partition.push_back(plan::share_begin(waves - 1, others, i + 1) -
-                        plan::share_begin(waves - 1, others, i));
+    partition.push_back(plan::share_begin(rest, others, i + 1) - plan::share_begin(rest, others, i));
   }
-  partition.push_back(1);
+  partition.push_back(smallest);
   return partition;
 }
 

@@ -91,6 +91,11 @@ GemmKernel GemmProfile::kernel(DType dtype, std::int64_t tile_m, std::int64_t ti
   return kernel;
 }
 
+std::int64_t GemmProfile::compute_units(DType dtype, std::int64_t tile_m, std::int64_t tile_n,
+                                        std::int64_t units) const {
+  return std::max<std::int64_t>(1, units / kernel(dtype, tile_m, tile_n).units_per_tile);
+}
+
 std::optional<double> GemmProfile::measured_us(const GemmSample& call) const {
   for (const GemmSample& sample : samples) {
     if (sample.m == call.m && sample.n == call.n && sample.k == call.k && sample.dtype == call.dtype &&

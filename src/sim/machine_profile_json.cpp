@@ -79,12 +79,14 @@ Provenance read_provenance(const Json& value, const std::string& origin) {
 }
 
 GemmKernel read_kernel(const Json& value, const std::string& path, const std::string& origin) {
-  const JsonFields fields(value, path, origin,
-                          {"dtype", "tile_m", "tile_n", "overhead_us", "unit_gflops", "ragged", "source"});
+  const JsonFields fields(
+      value, path, origin,
+      {"dtype", "tile_m", "tile_n", "units_per_tile", "overhead_us", "unit_gflops", "ragged", "source"});
   GemmKernel kernel;
   kernel.dtype = read_dtype(fields, "dtype");
   kernel.tile_m = fields.integer("tile_m", 1, kMaxSize);
   kernel.tile_n = fields.integer("tile_n", 1, kMaxSize);
+  kernel.units_per_tile = fields.integer_or("units_per_tile", 1, kMaxUnits, 1);
   kernel.overhead_us = fields.number("overhead_us", 0, kMaxUs);
   kernel.unit_gflops = fields.number("unit_gflops", 1e-6, kMaxGflops);
   const std::string ragged = fields.text("ragged");
@@ -255,6 +257,7 @@ OrderedJson gemm_json(const GemmProfile& gemm) {
     json["kernels"].push_back({{"dtype", name_of(kernel.dtype)},
                                {"tile_m", kernel.tile_m},
                                {"tile_n", kernel.tile_n},
+                               {"units_per_tile", kernel.units_per_tile},
                                {"overhead_us", sim::number(kernel.overhead_us)},
                                {"unit_gflops", sim::number(kernel.unit_gflops)},
                                {"ragged", kernel.ragged == RaggedTiles::kPadded ? "padded" : "proportional"},

@@ -14,8 +14,12 @@ struct Phase {
   double gemm_us = 0;  ///< Of the slowest rank, alone.
 };
 
-Phase phase_of(const MoeChoiceRequest& request, const MoePlanOptions& options, const MachineProfile& machine,
+/// `asked` has the machine's units, plans those that compute a tile each.
+Phase phase_of(const MoeChoiceRequest& request, const MoePlanOptions& asked, const MachineProfile& machine,
                bool second) {
+  MoePlanOptions options = asked;
+  options.resources.compute_units =
+      machine.gemm.compute_units(asked.dtype, asked.tile_m, asked.tile_n, asked.resources.compute_units);
   const std::vector<OverlapPlan> plans =
       second ? plan_moe_combine_all(options, request.counts, request.hidden, request.intermediate)
              : plan_moe_dispatch_all(options, request.counts, request.hidden_cols, request.hidden);

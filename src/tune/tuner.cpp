@@ -48,6 +48,12 @@ OverlapCost cost_of(const PlanMaker& maker, const MachineProfile& machine, const
       machine);
 }
 
+/// A plan's, where `computing` of the machine's units compute.
+Resources resources_of(const PlanMaker& maker, const MachineProfile& machine, const TileShape& tile,
+                       std::int64_t computing, std::int64_t communicating) {
+  return {machine.gemm.compute_units(maker.call.dtype, tile.tile_m, tile.tile_n, computing), communicating};
+}
+
 TuneChoice choice(const TileShape& tile, const Resources& resources, PartitionChoice found, double bound_us) {
   return {.tile = tile,
           .resources = resources,
@@ -62,7 +68,7 @@ TuneChoice serial_choice(const PlanMaker& maker, const MachineProfile& machine, 
   TuneChoice best;
   best.prediction.total_us = std::numeric_limits<double>::infinity();
   for (const std::int64_t communicating : communication_units) {
-    const Resources resources{units, communicating};
+    const Resources resources = resources_of(maker, machine, tile, units, communicating);
     const OverlapCost cost = cost_of(maker, machine, tile, resources);
     std::vector<std::int64_t> partition;
     if (cost.num_waves() > 0) partition.push_back(cost.num_waves());
@@ -162,7 +168,7 @@ TuneResult tune::tune_plans(const PlanMaker& maker, std::int64_t units, const st
     if (faster(serial, result.serial)) result.serial = serial;
     result.candidates.push_back(std::move(serial));
     for (const std::int64_t communicating : communication_units) {
-      const Resources resources{units - communicating, communicating};
+      const Resources resources = resources_of(maker, machine, tile, units - communicating, communicating);
       const OverlapCost cost = cost_of(maker, machine, tile, resources);
       const double bound_us = lower_bound_us(cost);
       result.candidates.push_back(choice(tile, resources, search_partition(cost), bound_us));

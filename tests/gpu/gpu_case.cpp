@@ -12,9 +12,29 @@ std::size_t index(std::int64_t value) {
   return static_cast<std::size_t>(value);
 }
 
+/// As the operator would be cut with a partition of its own: see Case::leaves_partition_open.
+std::vector<std::int64_t> partition_of(Rank& rank, const Case& call) {
+  if (!call.gemm.partition.empty() || call.leaves_partition_open) return call.gemm.partition;
+  PlanOptions options;
+  options.world_size = rank.world_size;
+  options.dtype = call.gemm.dtype;
+  options.m = call.gemm.m;
+  for (int r = 0; call.op == Op::kAllToAll && r < rank.world_size; ++r)
+    options.m = std::max(r == 0 ? 0 : options.m, call.m_of(r));
+  options.n = call.gemm.n;
+  options.k = call.gemm.k;
+  const PlanShape shape = *rank.context->executor().suggest(options.m, options.n, options.k, options.dtype);
+  options.tile_m = call.gemm.tile_m == 0 ? shape.tile_m : call.gemm.tile_m;
+  options.tile_n = call.gemm.tile_n == 0 ? shape.tile_n : call.gemm.tile_n;
+  options.resources = shape.resources;
+  return default_partition(call.op == Op::kReduceScatter ? num_waves_reduce_scatter(options, call.rows)
+                                                         : num_waves(options));
+}
+
 std::unique_ptr<GemmOperator> make_operator(Rank& rank, const Case& call) {
   GemmOptions options = call.gemm;
   options.m = call.m_of(rank.rank);
+  options.partition = partition_of(rank, call);
   switch (call.op) {
     case Op::kAllReduce:
       return std::make_unique<GemmAllReduce>(*rank.context, options);

@@ -23,6 +23,9 @@ struct Case {
   std::int64_t seed = 0;                                ///< Rank r's data has seed + r.
   std::int64_t padding = 0;                             ///< Elements between the rows of every matrix.
   bool with_epilogue = false;                           ///< Bias, ReLU, residual and residual_out.
+  /// Leave the partition to the operator where `gemm` has none. Otherwise it is default_partition, so that
+  /// the tests' small shapes have several groups, which the operator would not cut them into.
+  bool leaves_partition_open = false;
 
   [[nodiscard]] std::int64_t m_of(int rank) const;
   [[nodiscard]] std::string text() const;

@@ -136,9 +136,10 @@ GPU_TEST(defaults_on_larger_shapes) {
       Case call;
       call.op = op;
       call.gemm.dtype = DType::kFloat16;
-      call.gemm.m = 1536;
-      call.gemm.n = 2048;
+      call.gemm.m = 4096;  // 24 MiB: two or three groups
+      call.gemm.n = 3072;
       call.gemm.k = 64;
+      call.leaves_partition_open = true;
       run_case(shared_group(world, kind), call);
     }
   }

@@ -2,6 +2,8 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "flashoverlap/call_tuner.h"
@@ -82,6 +84,86 @@ TEST(TunedChoice, NothingKnownGivesTheDefault) {
   const auto ignorant = std::make_shared<const CallTuner>(CallTuner::Options{});
   const std::vector<OverlapPlan> plans = plans_with({ignorant, ignorant}, open_options());
   EXPECT_EQ(plans[0].partition(), default_partition(plans[0].num_waves()));
+}
+
+/// Plans only, with tiles and units of its own, as executors of GPUs.
+class Device final : public Executor {
+ public:
+  static constexpr PlanShape kShape{.tile_m = 256, .tile_n = 128, .swizzle = 2, .resources = {58, 16}};
+
+  [[nodiscard]] std::unique_ptr<PreparedPlan> prepare(OverlapPlan plan) override {
+    struct Prepared final : PreparedPlan {
+      explicit Prepared(OverlapPlan made) : own(std::move(made)) {}
+      [[nodiscard]] const OverlapPlan& plan() const override { return own; }
+      OverlapPlan own;
+    };
+    return std::make_unique<Prepared>(std::move(plan));
+  }
+  void execute(PreparedPlan& /*plan*/, const Operands& /*operands*/, Mode /*mode*/,
+               Timeline* /*timeline*/) override {}
+  [[nodiscard]] std::optional<PlanShape> suggest(std::int64_t /*m*/, std::int64_t /*n*/, std::int64_t /*k*/,
+                                                 DType /*dtype*/) const override {
+    return kShape;
+  }
+  [[nodiscard]] std::int64_t workspace_bytes() const override { return 0; }
+};
+
+enum class Which { kAllReduce, kReduceScatter, kAllToAll };
+
+/// Of rank 0 of 2, bf16.
+OverlapPlan device_plan(Which which, std::int64_t m, std::int64_t n,
+                        const std::shared_ptr<const CallTuner>& tuner = nullptr, std::int64_t tile_m = 0) {
+  OverlapPlan plan;
+  run_ranks(2, {}, [&](const std::shared_ptr<Communicator>& communicator) {
+    Context context(communicator, std::make_unique<Device>());
+    context.set_tuner(tuner);
+    GemmOptions options;
+    options.m = m;
+    options.n = n;
+    options.k = 1024;
+    options.dtype = DType::kBFloat16;
+    options.tile_m = tile_m;
+    options.tile_n = tile_m == 0 ? 0 : 128;
+    const auto rows = static_cast<std::size_t>(m);
+    std::vector<std::int32_t> destinations(rows);
+    for (std::size_t row = 0; row < rows; ++row) destinations[row] = static_cast<std::int32_t>(row % 2);
+    OverlapPlan own;
+    switch (which) {
+      case Which::kAllReduce:
+        own = GemmAllReduce(context, options).plan();
+        break;
+      case Which::kReduceScatter:
+        own = GemmReduceScatter(context, options).plan();
+        break;
+      case Which::kAllToAll:
+        own = GemmAllToAll(context, options, destinations).plan();
+        break;
+    }
+    if (communicator->rank() == 0) plan = std::move(own);
+  });
+  return plan;
+}
+
+TEST(TunedChoice, OnADeviceGroupsOfTheDefaultHaveEightMib) {
+  constexpr double kMib = 1 << 20;
+  for (const Which which : {Which::kAllReduce, Which::kReduceScatter, Which::kAllToAll}) {
+    // A wave has 3.6 MiB. 16 MiB are not enough for two groups of three waves, 32 MiB make three.
+    EXPECT_EQ(device_plan(which, 1024, 8192).groups.size(), 1U);
+    EXPECT_EQ(device_plan(which, 2048, 8192).groups.size(), 3U);
+    EXPECT_EQ(device_plan(which, 16384, 8192).groups.size(), 8U);
+    for (const std::int64_t m : {2048, 4096, 8192}) {
+      const OverlapPlan plan = device_plan(which, m, 8192);
+      const std::vector<std::int64_t> partition = plan.partition();
+      const double wave_mib =
+          static_cast<double>(m * 8192 * 2) / kMib / static_cast<double>(plan.num_waves());
+      EXPECT_GT(partition.size(), 1U);
+      for (const std::int64_t waves : partition) EXPECT_GE(static_cast<double>(waves) * wave_mib, 8);
+    }
+  }
+  // The same where there is a tuner that knows nothing.
+  const auto ignorant = std::make_shared<const CallTuner>(CallTuner::Options{});
+  EXPECT_EQ(device_plan(Which::kAllReduce, 2048, 8192, ignorant).partition(),
+            device_plan(Which::kAllReduce, 2048, 8192).partition());
 }
 
 TEST(TunedChoice, BadShapesFailOnAllRanks) {

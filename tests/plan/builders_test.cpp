@@ -88,6 +88,43 @@ TEST(PartitionTest, DefaultHasAtMostEightNearlyEqualGroupsAndEndsWithOneWave) {
   }
 }
 
+TEST(PartitionTest, GroupsHaveAtLeastTheGivenBytes) {
+  constexpr std::int64_t kMib = 1 << 20;
+  // Eight equal waves of 4 MiB: two waves a group; the last group is as small as it may be.
+  EXPECT_EQ(default_partition(8, 32 * kMib, 8 * kMib), (std::vector<std::int64_t>{2, 2, 2, 2}));
+  EXPECT_EQ(default_partition(9, 36 * kMib, 8 * kMib), (std::vector<std::int64_t>{2, 2, 3, 2}));
+  EXPECT_EQ(default_partition(5, 16 * kMib, 8 * kMib),
+            (std::vector<std::int64_t>{5}));  // 3 and 2: too little
+  EXPECT_EQ(default_partition(3, 1, 8 * kMib), (std::vector<std::int64_t>{3}));
+  EXPECT_EQ(default_partition(3, 0, 1), (std::vector<std::int64_t>{3}));
+  EXPECT_TRUE(default_partition(0, 0, 8 * kMib).empty());
+  for (std::int64_t waves = 1; waves < 120; ++waves) {
+    EXPECT_EQ(default_partition(waves, waves, 1), default_partition(waves));
+    for (std::int64_t bytes = 1; bytes < 300; bytes += 7) {
+      constexpr std::int64_t kLeast = 40;
+      const auto partition = default_partition(waves, bytes, kLeast);
+      ASSERT_LE(partition.size(), 8U);
+      ASSERT_EQ(std::accumulate(partition.begin(), partition.end(), std::int64_t{0}), waves);
+      for (const std::int64_t group : partition) {
+        ASSERT_TRUE(partition.size() == 1 || group * bytes >= kLeast * waves) << waves << " waves, " << bytes;
+      }
+      // One wave less would be too little for the last group, and one group more for all of them.
+      if (partition.size() > 1) {
+        ASSERT_LT((partition.back() - 1) * bytes, kLeast * waves);
+      }
+      if (partition.size() < 8) {
+        const auto groups = static_cast<std::int64_t>(partition.size()) + 1;
+        const std::int64_t smallest = (kLeast * waves + bytes - 1) / bytes;
+        ASSERT_GT(groups * smallest, waves) << waves << " waves, " << bytes;
+      }
+    }
+  }
+  EXPECT_EQ(error_of([] { return default_partition(-1, 1, 1); }), "waves must be at least 0, got -1");
+  EXPECT_EQ(error_of([] { return default_partition(1, -1, 1); }), "bytes must be at least 0, got -1");
+  EXPECT_EQ(error_of([] { return default_partition(1, 1, -1); }),
+            "min_group_bytes must be at least 0, got -1");
+}
+
 TEST(BuildersTest, OptionsThatDoNotHoldAreNamed) {
   const auto with = [](const auto& change) {
     PlanOptions o = small();

@@ -37,6 +37,20 @@ TEST(GemmProfile, TheNearestTileStandsInForAMissingOne) {
                             static_cast<void>(profile.kernel(DType::kBFloat16, 64, 64)));
 }
 
+TEST(GemmProfile, AComputeUnitHasAsManyUnitsAsComputeATileTogether) {
+  GemmProfile profile;
+  profile.kernels = {kernel(DType::kBFloat16, 256, 192, RaggedTiles::kPadded),
+                     kernel(DType::kFloat32, 64, 64, RaggedTiles::kPadded)};
+  profile.kernels[0].units_per_tile = 2;
+  EXPECT_EQ(profile.compute_units(DType::kBFloat16, 256, 192, 132), 66);
+  EXPECT_EQ(profile.compute_units(DType::kBFloat16, 256, 192, 117), 58);  // one is left over
+  EXPECT_EQ(profile.compute_units(DType::kBFloat16, 256, 192, 1), 1);
+  EXPECT_EQ(profile.compute_units(DType::kBFloat16, 128, 128, 132), 66);  // as the kernel that stands in
+  EXPECT_EQ(profile.compute_units(DType::kFloat32, 64, 64, 132), 132);
+  FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "no f16 GEMM kernel",
+                            static_cast<void>(profile.compute_units(DType::kFloat16, 64, 64, 8)));
+}
+
 TEST(GemmProfile, MeasuredCallsAreFoundExactly) {
   GemmProfile profile;
   profile.samples = {sample(256, 256, 64, 77)};

@@ -141,6 +141,8 @@ TEST(MachineProfile, RefusalsNameFileFieldValueAndWhatItMustBe) {
             "test.json: field 'gemm.kernels[0].dtype' is \"f64\", must be one of f32, bf16, f16");
   EXPECT_EQ(refusal("/gemm/kernels/0/ragged", "no"),
             "test.json: field 'gemm.kernels[0].ragged' is \"no\", must be padded or proportional");
+  EXPECT_EQ(refusal("/gemm/kernels/0/units_per_tile", 0),
+            "test.json: field 'gemm.kernels[0].units_per_tile' is 0, must be an integer in [1, 1048576]");
   EXPECT_EQ(refusal("/gemm/kernels", Json::array()), "test.json: field 'gemm.kernels' has no kernel");
   EXPECT_EQ(refusal("/levels/1/ranks", 6),
             "test.json: field 'levels[1].ranks' is 6, must be a larger multiple of the inner level's 4");

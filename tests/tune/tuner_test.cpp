@@ -63,6 +63,67 @@ TEST_F(Tuner, TheChoiceIsNeverPredictedSlowerThanSerial) {
   }
 }
 
+/// A machine of `units` units that compute tiles of 256 x 192, `per_tile` together, and a curve of 16 of
+/// them.
+MachineProfile machine_of_clusters(std::int64_t units, std::int64_t per_tile) {
+  MachineProfile machine;
+  machine.units = units;
+  machine.gemm.launch_us = 2;
+  machine.gemm.kernels = {{DType::kFloat16, 256, 192, 2.5, 14000, RaggedTiles::kPadded, "test", per_tile}};
+  machine.signal_us = 6;
+  machine.curves = {{.collective = TransferKind::kAllReduce,
+                     .world_size = 4,
+                     .units = 16,
+                     .dtype = {},
+                     .curve = BandwidthCurve({{1 << 16, 20, 0}, {1 << 28, 1300, 0}}, "all-reduce"),
+                     .source = "test"}};
+  return machine;
+}
+
+/// The formula of docs/tuning.md, of whole tiles.
+double gemm_us(const TuneRequest& call, std::int64_t clusters) {
+  const std::int64_t tiles = (call.m + 255) / 256 * ((call.n + 191) / 192);
+  const std::int64_t waves = (tiles + clusters - 1) / clusters;
+  return 2 + static_cast<double>(waves) * (2.5 + 2.0 * 256 * 192 * static_cast<double>(call.k) / 14e6);
+}
+
+TEST_F(Tuner, SerialHasAllUnitsAndOverlapWhatCommunicationLeaves) {
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    const TuneRequest call =
+        request(TransferKind::kAllReduce, 4, pick(1, 9000), pick(1, 9000), pick(64, 4000));
+    const std::int64_t per_tile = pick(1, 4);
+    const std::int64_t units = pick(17 * per_tile + 16, 140);
+    const MachineProfile machine = machine_of_clusters(units, per_tile);
+    const TuneResult result = tune_call(call, machine);
+    EXPECT_EQ(result.serial.resources.compute_units, units / per_tile);
+    EXPECT_EQ(result.serial.resources.communication_units, 16);
+    const double serial_us =
+        gemm_us(call, units / per_tile) + 6 + machine.curves[0].curve.time_us(call.m * call.n * 2);
+    EXPECT_NEAR(result.serial.prediction.total_us, serial_us, 1e-6 * serial_us);
+    for (const TuneChoice& candidate : result.candidates) {
+      if (!candidate.overlaps()) continue;
+      EXPECT_EQ(candidate.resources.compute_units, (units - 16) / per_tile);
+      const double us = gemm_us(call, (units - 16) / per_tile);
+      EXPECT_NEAR(candidate.prediction.compute_us, us, 1e-6 * us);
+    }
+  }
+}
+
+TEST_F(Tuner, ThePlansOfGpuExecutorsArePricedInClusters) {
+  const MachineProfile machine = load_machine_profile("4x-h200-nvlink");
+  // As cluster_bench measured it: clusters of two SMs on the 108 SMs beside 24.
+  TuneRequest call = request(TransferKind::kAllReduce, 4, 4096, 8192, 2048);
+  call.dtype = DType::kBFloat16;
+  TuneChoice choice;
+  choice.tile = {256, 192, 4};
+  choice.resources = {54, 24};
+  choice.partition = std::vector<std::int64_t>(13, 1);
+  EXPECT_NEAR(overlap_cost(plans_for(call, choice), machine).finish_us.back(), 214.22, 1e-6);
+  call.k = 3584;  // not measured: 13 waves of the kernel's model
+  const double tile_us = 2.4794 + 2.0 * 256 * 192 * 3584 / 14009e3;
+  EXPECT_NEAR(overlap_cost(plans_for(call, choice), machine).finish_us.back(), 2 + 13 * tile_us, 1e-6);
+}
+
 TEST_F(Tuner, TheSimulatorAgreesWithTheChoiceWhereNothingContends) {
   const MachineProfile machine = load_machine_profile("8x-a800-nvlink");
   for (const TransferKind collective : {TransferKind::kAllReduce, TransferKind::kReduceScatter}) {
