@@ -107,7 +107,10 @@ MoeChoice simulate_layer(const MoeSimulation& command, const MachineProfile& mac
   request.hidden_cols = 2 * problem.intermediate;
   request.intermediate = problem.intermediate;
   request.simulation = command.simulation;
-  if (command.search) request.consumers = request.segment_bands = {1, 2, 4, 8, 16};
+  if (command.search) {
+    request.consumers = {1, 2, 4, 8, 16};
+    request.segment_bands = {1, 2, 4, 8, 16, 32, 64};
+  }
   return choose_moe(request, machine);
 }
 
@@ -213,7 +216,7 @@ void add_moe_simulate(CLI::App& parent, Action& action) {
   add_number(sub, "--jitter", command->simulation.jitter, 0, kMaxJitter,
              "Relative standard deviation of tile and transfer times")
       ->default_str("0");
-  sub.add_flag("--search", command->search, "Take the best of 1 to 16 consumers and 1 to 16 bands a segment");
+  sub.add_flag("--search", command->search, "Take the best of 1 to 16 consumers and 1 to 64 bands a segment");
   sub.add_flag("--json", command->json, "Print one JSON object instead of the table");
   sub.callback([&sub, command, &action] {
     require_options_behind(sub);

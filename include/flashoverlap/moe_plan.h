@@ -34,8 +34,11 @@ enum class MoePadding {
 
 /// How groups follow each other in the expert rows, and so how tiles do in the schedule.
 enum class MoeOrder {
-  kExpertMajor,  ///< Expert by expert, in each the remote owners and then this rank (Algorithm 1).
-  kOwnerMajor,   ///< Owner by owner, this rank last: one dispatch transfer for each pair of ranks.
+  /// Expert by expert, in each the remote owners and then this rank (Algorithm 1). Owners in the order rank +
+  /// 1,
+  /// rank + 2, …, since in that order results leave.
+  kExpertMajor,
+  kOwnerMajor,  ///< Owner by owner, this rank last: one dispatch transfer for each pair of ranks.
 };
 
 /// How rows travel.

@@ -119,7 +119,10 @@ void combine_by_puts(MoeWorld& world, OverlapPlan& plan) {
     }
   }
   PlacementBuilder placement(plan.grid.num_tiles());
-  for (const auto& segments : placed) placement.add_tile(segments);
+  for (auto& segments : placed) {
+    std::ranges::sort(segments, {}, &PlacementSegment::row_begin);  // runs need not begin in row order
+    placement.add_tile(segments);
+  }
   plan.placement = placement.take();
   if (plan.transfers.empty()) put_nothing(plan);
 }

@@ -15,12 +15,18 @@ using core::fail;
 using plan::at_least;
 using plan::index;
 
-/// Owners in the order of their groups: the other ranks, then the rank itself.
-std::vector<std::int32_t> owners_of(std::int32_t world_size, std::int32_t rank) {
+/// Owners in the order of their groups: the other ranks, then the rank itself. Expert-major groups are
+/// computed in this order, so each rank begins with the one after it: were all to begin with rank 0, all
+/// would send to rank 0 at a time. Owner-major rows are in the order of ranks, as an all-to-all delivers
+/// them.
+std::vector<std::int32_t> owners_of(std::int32_t world_size, std::int32_t rank, MoeOrder order) {
   std::vector<std::int32_t> owners(index(world_size));
   std::iota(owners.begin(), owners.end(), 0);
-  owners.erase(owners.begin() + rank);
-  owners.push_back(rank);
+  if (order == MoeOrder::kExpertMajor) {
+    std::ranges::rotate(owners, owners.begin() + (rank + 1) % world_size);
+  } else {
+    std::rotate(owners.begin() + rank, owners.begin() + rank + 1, owners.end());
+  }
   return owners;
 }
 
@@ -85,7 +91,7 @@ std::vector<MoeGroup> place_groups(const MoePlanOptions& options, const MoeCount
     groups.push_back({expert, owner, next_row, rows, padded, 0});
     next_row += padded;
   };
-  const std::vector<std::int32_t> owners = owners_of(options.world_size, rank);
+  const std::vector<std::int32_t> owners = owners_of(options.world_size, rank, options.order);
   if (options.order == MoeOrder::kExpertMajor) {
     for (std::int64_t expert = begin; expert < end; ++expert) {
       for (const std::int32_t owner : owners) add(expert, owner);

@@ -77,17 +77,32 @@ std::vector<PlacedBand> cut_into_bands(const MoePlanOptions& options, const MoeL
   return bands;
 }
 
+/// What goes to one owner joins where it lies together there, be there bands of other owners in between: with
+/// expert-major bands an owner would otherwise get a message for each expert.
 std::vector<MoeRun> runs_of(const std::vector<PlacedBand>& bands, const MoeSegment& segment) {
-  std::vector<MoeRun> runs;
+  const auto part_of = [&](const MoeRun::Member& member) -> const MoeBandPart& {
+    return bands[member.band].band.parts[member.part];
+  };
+  std::vector<std::vector<MoeRun::Member>> by_destination;  // in the order in which they appear
+  std::map<std::int32_t, std::size_t> place;
   const auto end = index(segment.first_band + segment.num_bands);
   for (std::size_t b = index(segment.first_band); b < end; ++b) {
     for (std::size_t p = 0; p < bands[b].band.parts.size(); ++p) {
-      const MoeBandPart& part = bands[b].band.parts[p];
+      const auto [entry, is_first] = place.try_emplace(part_of({b, p}).destination, by_destination.size());
+      if (is_first) by_destination.emplace_back();
+      by_destination[entry->second].push_back({b, p});
+    }
+  }
+  std::vector<MoeRun> runs;
+  for (std::vector<MoeRun::Member>& members : by_destination) {
+    std::ranges::sort(members, {}, [&](const auto& member) { return part_of(member).destination_row; });
+    for (const MoeRun::Member& member : members) {
+      const MoeBandPart& part = part_of(member);
       const bool joins = !runs.empty() && runs.back().destination == part.destination &&
                          runs.back().destination_row + runs.back().rows == part.destination_row;
       if (!joins) runs.push_back({part.destination, part.destination_row, 0, {}});
       runs.back().rows += part.rows;
-      runs.back().parts.push_back({b, p});
+      runs.back().parts.push_back(member);
     }
   }
   return runs;

@@ -33,7 +33,8 @@ struct PlacedBand {
   bool remote = false;
 };
 
-/// Consecutive parts of one segment that are one run at their destination, and so one put.
+/// Parts of one segment that are one run at their destination, as long as can be, and so one put. In row
+/// order there.
 struct MoeRun {
   std::int32_t destination = 0;
   std::int64_t destination_row = 0;
