@@ -109,6 +109,46 @@ TEST_F(MoePlanTest, PlansOfAllRanksHold) {
   }
 }
 
+// With collectives, too, a tile waits for the owners of its rows only, in the order in which they send.
+TEST_F(MoePlanTest, ACollectiveDispatchBringsEachOwnersRowsByThemselves) {
+  for (int round = 0; round < 50; ++round) {
+    MoePlanOptions options;
+    options.world_size = static_cast<std::int32_t>(pick(2, 6));
+    options.num_experts = pick(1, 9);
+    options.tile_m = pick(1, 6);
+    options.tile_n = 8;
+    options.transport = MoeTransport::kCollective;
+    options.collective_groups = pick(2, 5);
+    MoeCounts counts{options.world_size, options.num_experts, {}};
+    for (std::int64_t i = 0; i < counts.world_size * counts.num_experts; ++i)
+      counts.rows.push_back(pick(0, 9));
+    constexpr std::int64_t kDepth = 4;
+    for (const OverlapPlan& plan : plan_moe_dispatch_all(options, counts, 16, kDepth)) {
+      SCOPED_TRACE(text_of(options, counts, 16, kDepth));
+      options.rank = plan.rank;
+      const MoeLayout layout = moe_layout(options, counts);
+      ASSERT_EQ(std::ssize(plan.slices), plan.world_size - 1);
+      std::set<std::pair<std::int64_t, std::int32_t>> waits, expected;  // tile, owner
+      for (const Gate& gate : plan.gates)
+        waits.emplace(gate.tile, plan.slices[static_cast<std::size_t>(gate.slice)].source);
+      for (std::int64_t t = 0; t < plan.grid.num_tiles(); ++t) {
+        const Tile& tile = plan.grid.tile(t);
+        for (const MoeGroup& group : layout.groups) {
+          const bool reads =
+              group.row_begin < tile.row_begin + tile.rows && tile.row_begin < group.row_begin + group.rows;
+          if (reads && group.owner != plan.rank) expected.emplace(t, group.owner);
+        }
+      }
+      EXPECT_EQ(waits, expected);
+      for (std::int32_t step = 1; step < plan.world_size; ++step) {
+        EXPECT_EQ(plan.slices[static_cast<std::size_t>(step) - 1].source,
+                  (plan.rank - step + plan.world_size) % plan.world_size);
+      }
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST(MoeLayout, AlgorithmOneByHand) {
   // Rank 0 has experts 0 and 1; rank 1 sends it 2 and 4 rows, rank 0 itself 3 and 0.
   const MoeLayout layout =
