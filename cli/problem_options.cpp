@@ -78,7 +78,7 @@ void add_method_options(CLI::App& app, ProblemOptions& options, OperatorOptions&
       "--method", [&options](const std::string& text) { options.method = parse_method(text); },
       "gemm-reduce-scatter: how it is overlapped, compared with a baseline in slices:\n"
       "wave groups that signal (the default, without that baseline), direct transfers\n"
-      "with no tail, or tail-free wherever it applies");
+      "with no tail, or what is quickest on the machine that is known, else tail-free");
   added.method->type_name("signal|tail-free|auto");
   CLI::Option* slices = app.add_option_function<std::string>(
       "--slices",
@@ -90,10 +90,15 @@ void add_method_options(CLI::App& app, ProblemOptions& options, OperatorOptions&
   CLI::Option* parts = add_integer_or_auto(app, "--parts", options.slices.parts, kTiles,
                                            "With --method tail-free: transfers that a slice is cut into");
   parts->default_str("auto");
+  constexpr IntegerRange kChannels{1, 63};
+  CLI::Option* channels =
+      add_integer_or_auto(app, "--send-channels", options.slices.send_channels, kChannels,
+                          "With --method tail-free: slices that a rank may be sending at a time");
+  channels->default_str("auto");
   CLI::Option* baseline = add_integer(app, "--baseline-slices", options.baseline_slices, kCounts,
                                       "With --method: slices of the baseline with one collective for each");
   baseline->default_str(std::to_string(options.baseline_slices));
-  added.with_method = {slices, parts, baseline};
+  added.with_method = {slices, parts, channels, baseline};
 }
 
 OperatorOptions add_operator_options(CLI::App& app, ProblemOptions& options) {

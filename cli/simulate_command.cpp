@@ -34,10 +34,11 @@ void add_exposed_rows(const ProblemOptions& problem, const SimulatedCall& call,
         name, fmt::format("{}, exposed communication {} ({:.2f} % of it)", text_of_us(result.total_us),
                           text_of_us(exposed_us(result)), 100 * exposed_share(call, result)));
   };
+  if (!call.way_reason.empty()) rows.emplace_back("method", call.way_reason);
   if (call.parts) rows.emplace_back("parts", call.parts->reason);
   add("serial", call.serial);
   if (call.sliced) add(fmt::format("{} slices", problem.baseline_slices), *call.sliced);
-  add(call.parts ? "tail-free" : "signal", call.overlap);
+  if (call.way != OverlapWay::kSerial) add(std::string(name_of(call.way)), call.overlap);
 }
 
 std::string table(const SimulateOptions& options, const MachineProfile& machine, const SimulatedCall& call) {

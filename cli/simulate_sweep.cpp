@@ -42,13 +42,6 @@ void take_given_partition(const TuneRequest& request, const MachineProfile& mach
   best.lower_bound_us = lower_bound_us(cost);
 }
 
-/// As GemmReduceScatter takes kAuto.
-bool is_tail_free(const ProblemOptions& problem) {
-  constexpr std::int64_t kMostRanks = 64;
-  if (problem.method != OverlapMethod::kAuto) return problem.method == OverlapMethod::kTailFree;
-  return problem.partition.empty() && problem.ranks <= kMostRanks;
-}
-
 void require_equal_slices(const ProblemOptions& problem) {
   if (problem.slices.sizes.empty()) return;
   throw CLI::ValidationError("--slices", "of given sizes are simulated with --method tail-free only");
@@ -84,26 +77,54 @@ std::vector<OverlapPlan> plans_in_slices(const ProblemOptions& problem, const Tu
 }
 
 /// On all units, with the tile that is best without overlap: direct transfers take none.
+PartsRequest parts_request(const ProblemOptions& problem, const TuneChoice& choice) {
+  return {.operation = std::string(name_of(problem.op)),
+          .world_size = static_cast<std::int32_t>(problem.ranks),
+          .plan =
+              [&problem, &choice](std::int32_t rank, const SliceCut& cut) {
+                ProblemOptions of_rank = problem;
+                of_rank.slices.parts = cut.parts;
+                of_rank.slices.send_channels = cut.send_channels;
+                return plan_in_slices(of_rank, choice, SlicedPlan::kTailFree, rank);
+              },
+          .given = {.parts = problem.slices.parts, .send_channels = problem.slices.send_channels}};
+}
+
+/// As GemmReduceScatter takes kAuto. Nothing for another method.
+void choose_way(const SimulateOptions& options, const TuneRequest& request, const MachineProfile& machine,
+                SimulatedCall& call) {
+  constexpr std::int64_t kMostRanks = 64;
+  const ProblemOptions& problem = options.problem;
+  if (problem.method == OverlapMethod::kTailFree) call.way = OverlapWay::kTailFree;
+  if (problem.method != OverlapMethod::kAuto || !problem.partition.empty() || problem.ranks > kMostRanks) {
+    return;
+  }
+  if (!problem.slices.sizes.empty()) {  // of which only tail-free can be simulated
+    call.way = OverlapWay::kTailFree;
+    return;
+  }
+  const auto plans_of = [&](const TuneChoice& choice) {
+    return [plans = plans_for(request, choice)](std::int32_t rank) {
+      return plans[plans.size() == 1 ? 0 : static_cast<std::size_t>(rank)];
+    };
+  };
+  const OverlapChoice choice = choose_overlap({.tail_free = parts_request(problem, call.tuned.serial),
+                                               .signal = plans_of(call.tuned.best),
+                                               .serial = plans_of(call.tuned.serial)},
+                                              machine);
+  call.way = choice.way;
+  call.way_reason = choice.reason;
+  if (choice.way == OverlapWay::kTailFree) call.parts = choice.parts;
+  if (choice.way == OverlapWay::kSerial) call.tuned.best = call.tuned.serial;
+}
+
 void simulate_tail_free(const SimulateOptions& options, const MachineProfile& machine, SimulatedCall& call) {
   call.tuned.best = call.tuned.serial;
   const TuneChoice& choice = call.tuned.best;
   ProblemOptions problem = options.problem;
-  if (problem.slices.parts > 0) {
-    call.parts = PartsChoice{.parts = problem.slices.parts,
-                             .candidates = {},
-                             .reason = fmt::format("{}, given", problem.slices.parts)};
-  } else {
-    call.parts = choose_parts({.operation = std::string(name_of(problem.op)),
-                               .world_size = static_cast<std::int32_t>(problem.ranks),
-                               .plan =
-                                   [&](std::int32_t rank, std::int64_t parts) {
-                                     ProblemOptions cut = problem;
-                                     cut.slices.parts = parts;
-                                     return plan_in_slices(cut, choice, SlicedPlan::kTailFree, rank);
-                                   }},
-                              machine);
-  }
-  problem.slices.parts = call.parts->parts;
+  if (!call.parts) call.parts = choose_parts(parts_request(problem, choice), machine);
+  problem.slices.parts = call.parts->cut.parts;
+  problem.slices.send_channels = call.parts->cut.send_channels;
   call.overlap =
       simulate(plans_in_slices(problem, choice, SlicedPlan::kTailFree), machine, options.simulation);
   SimulationOptions without_timeline = options.simulation;
@@ -138,7 +159,8 @@ SimulatedCall simulate_call(const SimulateOptions& options, const MachineProfile
     take_given_partition(request, machine, options.problem.partition, call.tuned);
   SimulationOptions without_timeline = options.simulation;
   without_timeline.timeline_ranks = 0;
-  if (is_tail_free(options.problem)) {
+  choose_way(options, request, machine, call);
+  if (call.way == OverlapWay::kTailFree) {
     simulate_tail_free(options, machine, call);
   } else {
     require_equal_slices(options.problem);
@@ -156,9 +178,11 @@ namespace {
 
 /// What the JSON has besides with --method.
 void add_exposed(const SimulatedCall& call, nlohmann::ordered_json& json) {
-  json["method"] = call.parts ? "tail-free" : "signal";
+  json["method"] = name_of(call.way);
+  if (!call.way_reason.empty()) json["method_reason"] = call.way_reason;
   if (call.parts) {
-    json["parts"] = call.parts->parts;
+    json["parts"] = call.parts->cut.parts;
+    json["send_channels"] = call.parts->cut.send_channels;
     json.erase("predicted_us");  // of signals
   }
   json["exposed_us"] = exposed_us(call.overlap);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "flashoverlap/overlap_choice.h"
 #include "flashoverlap/simulator.h"
 #include "flashoverlap/slice_choice.h"
 #include "flashoverlap/tuner.h"
@@ -27,6 +28,8 @@ struct SimulatedCall {
   /// With ProblemOptions::method: the baseline in slices, and where tail-free has its parts from.
   std::optional<SimulationResult> sliced = std::nullopt;
   std::optional<PartsChoice> parts = std::nullopt;
+  OverlapWay way = OverlapWay::kSignal;
+  std::string way_reason;  ///< With OverlapMethod::kAuto, where there was a choice.
 };
 
 /// Of the rank with the most.

@@ -72,6 +72,10 @@ void add_sliced_subcommands(
                         "Transfers that a slice is cut into; auto: as pays on the machine that is known,\n"
                         "otherwise as few as leave no tail")
         ->default_str("auto");
+    add_integer_or_auto(sub, "--send-channels", p.send_channels, {1, 63},
+                        "Slices that a rank may be sending at a time; auto: as pays on the machine that is\n"
+                        "known, otherwise 2 where slices leave as they are computed and 1 elsewhere")
+        ->default_str("auto");
     integer("--baseline-slices", p.baseline_slices, 1, 1024,
             "Slices of the baseline with one collective for each");
     add_integer_or_auto(sub, "--threads", p.threads, {1, 1024}, "Compute threads (units) of each rank")
@@ -86,7 +90,7 @@ void add_sliced_subcommands(
 }
 
 SliceOptions slice_options(const SlicedProblem& problem) {
-  return {.sizes = problem.slices, .parts = problem.parts};
+  return {.sizes = problem.slices, .parts = problem.parts, .send_channels = problem.send_channels};
 }
 
 std::int64_t sliced_size(const SlicedProblem& problem) {

@@ -29,7 +29,8 @@ struct SlicedProblem {
   std::int64_t swizzle = 0;
   std::vector<std::int64_t> slices;  ///< Empty: equal.
   std::int64_t parts = 0;
-  std::int64_t baseline_slices = 4;  ///< Not along heads.
+  std::int64_t send_channels = 0;
+  std::int64_t baseline_slices = 4;
   std::int64_t threads = 0;
   std::uint64_t seed = 1;
 };

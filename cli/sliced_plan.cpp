@@ -1,8 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
-#include <optional>
 
 #include "core/fail.h"
 #include "flashoverlap/machine_profile.h"
@@ -15,8 +13,6 @@
 /// `flashoverlap plan` and `flashoverlap simulate` for operators whose data travels in slices.
 namespace flashoverlap::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t kDefaultTile = 128;
 
@@ -92,16 +88,17 @@ void fill_in(SlicedProblem& p, const MachineProfile& machine) {
 
 /// As the operators choose it where the problem leaves it open.
 PartsChoice choose_parts(const SlicedProblem& p, const MachineProfile& machine) {
-  if (p.parts > 0) return {.parts = p.parts, .candidates = {}, .reason = fmt::format("{}, given", p.parts)};
   return flashoverlap::choose_parts({.operation = std::string(name_of(p.op)),
                                      .world_size = static_cast<std::int32_t>(p.ranks),
                                      .plan =
-                                         [&](std::int32_t rank, std::int64_t parts) {
-                                           SlicedProblem cut = p;
-                                           cut.parts = parts;
-                                           return make_sliced_plan(cut, plan_options(cut, rank),
+                                         [&](std::int32_t rank, const SliceCut& cut) {
+                                           SlicedProblem of_rank = p;
+                                           of_rank.parts = cut.parts;
+                                           of_rank.send_channels = cut.send_channels;
+                                           return make_sliced_plan(of_rank, plan_options(of_rank, rank),
                                                                    SlicedPlan::kTailFree);
-                                         }},
+                                         },
+                                     .given = {.parts = p.parts, .send_channels = p.send_channels}},
                                     machine);
 }
 
@@ -113,10 +110,10 @@ int simulate_problem(SlicedProblem p, const std::string& machine_name, bool json
   const MachineProfile machine = load_machine_profile(machine_name);
   fill_in(p, machine);
   const PartsChoice parts = choose_parts(p, machine);
-  p.parts = parts.parts;
+  p.parts = parts.cut.parts;
+  p.send_channels = parts.cut.send_channels;
   const Simulated overlap = simulate_plans(p, machine, SlicedPlan::kTailFree);
-  std::optional<Simulated> sliced;
-  if (!plan::along_heads(p.op)) sliced = simulate_plans(p, machine, SlicedPlan::kSliced);
+  const Simulated sliced = simulate_plans(p, machine, SlicedPlan::kSliced);
   const Simulated serial = simulate_plans(p, machine, SlicedPlan::kSerial);
   const double communication_us = serial.communicating_us;
   const auto share = [&](const Simulated& s) {
@@ -135,12 +132,13 @@ int simulate_problem(SlicedProblem p, const std::string& machine_name, bool json
                 {"gemm_us", overlap.alone_us},
                 {"communication_us", communication_us},
                 {"serial_us", serial.total_us},
-                {"sliced_us", sliced ? Json(sliced->total_us) : Json()},
+                {"send_channels", p.send_channels},
+                {"sliced_us", sliced.total_us},
                 {"overlap_us", overlap.total_us},
                 {"exposed_us", overlap.exposed_us},
                 {"exposed_share", share(overlap)},
-                {"sliced_exposed_us", sliced ? Json(sliced->exposed_us) : Json()},
-                {"sliced_exposed_share", sliced ? Json(share(*sliced)) : Json()}});
+                {"sliced_exposed_us", sliced.exposed_us},
+                {"sliced_exposed_share", share(sliced)}});
     return 0;
   }
   const auto row = [&](const Simulated& s) {
@@ -154,9 +152,9 @@ int simulate_problem(SlicedProblem p, const std::string& machine_name, bool json
       {"", ""},
       {"GEMM alone", text_of_us(overlap.alone_us)},
       {"communication", text_of_us(communication_us) + "  (as one collective)"},
-      {"serial", row(serial)}};
-  if (sliced) rows.emplace_back(fmt::format("{} slices", p.baseline_slices), row(*sliced));
-  rows.emplace_back("tail-free", row(overlap));
+      {"serial", row(serial)},
+      {fmt::format("{} slices", p.baseline_slices), row(sliced)},
+      {"tail-free", row(overlap)}};
   fmt::print("{}", to_table(rows));
   return 0;
 }

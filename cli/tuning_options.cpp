@@ -123,6 +123,12 @@ std::shared_ptr<const CallTuner> make_tuner(const TuningOptions& options, std::i
     on_choice(
         {.tile = {}, .partition = {}, .origin = ChoiceOrigin::kPredicted, .explanation = choice.reason});
   };
+  tuner.on_overlap = [on_choice](const OverlapDecision& decision) {
+    TunedCall chosen = decision.groups;
+    chosen.origin = ChoiceOrigin::kPredicted;
+    chosen.explanation = decision.reason;
+    on_choice(chosen);
+  };
   return std::make_shared<const CallTuner>(std::move(tuner));
 }
 

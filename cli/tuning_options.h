@@ -45,7 +45,7 @@ void warn(const std::string& text);
 
 /// What `run` gives to its contexts of `threads` threads. Where there is no machine profile, one is made of
 /// what this run knows anyway: the GEMM that it timed, where there is one, and the link that it is paced to.
-/// `on_choice` hears of the parts of slices, too: the explanation says which.
+/// `on_choice` hears of the cut of slices and of the way to overlap, too: the explanation says which.
 std::shared_ptr<const CallTuner> make_tuner(const TuningOptions& options, std::int64_t ranks,
                                             std::int64_t threads, const LinkModel& link,
                                             const std::optional<GemmSample>& gemm,

@@ -9,6 +9,7 @@
 
 #include "flashoverlap/in_process.h"
 #include "flashoverlap/machine_profile.h"
+#include "flashoverlap/overlap_choice.h"
 #include "flashoverlap/slice_choice.h"
 #include "flashoverlap/tuner.h"
 #include "flashoverlap/tuning_cache.h"
@@ -49,6 +50,14 @@ struct TunedCall {
   std::string explanation;  ///< One or more lines.
 };
 
+/// How a call is overlapped that leaves it open.
+struct OverlapDecision {
+  OverlapWay way = OverlapWay::kTailFree;
+  TunedCall groups;  ///< Signal and serial: tile and partition, of one group where serial.
+  SliceCut cut;      ///< Tail-free.
+  std::string reason;
+};
+
 /// Decides tile and partition of calls: from the tuning cache, by the machine profile, or by default; never
 /// fails for want of knowledge. Give it to `Context::set_tuner`: rank 0 then decides for all ranks.
 /// Thread-safe.
@@ -64,6 +73,8 @@ class CallTuner {
     std::function<void(const TunedCall&)> on_choice;
     /// The same for slices; hears nothing where the machine is not known.
     std::function<void(const PartsChoice&)> on_parts;
+    /// The same for the way in which a call is overlapped, in place of the others: see choose_overlap.
+    std::function<void(const OverlapDecision&)> on_overlap;
   };
   explicit CallTuner(Options options);
 
@@ -71,10 +82,18 @@ class CallTuner {
   /// How finely the slices of a call should travel, by simulation on the machine profile. Nothing without
   /// one, or where it lacks what the plans need, which is warned of. Throws what request.plan throws.
   [[nodiscard]] std::optional<PartsChoice> choose_parts(const PartsRequest& request) const;
+  /// How a call should be overlapped that can be in wave groups (`groups`) and in slices: by simulation on
+  /// the machine profile. Without one, in groups where the tuning cache has exactly this call. Nothing where
+  /// neither is there, or where the profile lacks what the plans need, which is warned of. Throws what the
+  /// builders throw.
+  [[nodiscard]] std::optional<OverlapDecision> choose_overlap(const OpenCall& groups,
+                                                              const PartsRequest& slices) const;
   /// The cache key of a call.
   [[nodiscard]] TuningKey key_of(const OpenCall& call) const;
 
  private:
+  [[nodiscard]] std::optional<OverlapDecision> simulate_overlaps(const OpenCall& groups,
+                                                                 const PartsRequest& slices) const;
   [[nodiscard]] TunedCall decide(const OpenCall& call) const;
   [[nodiscard]] std::optional<TunedCall> from_cache(const OpenCall& call) const;
   [[nodiscard]] std::optional<TunedCall> by_prediction(const OpenCall& call) const;

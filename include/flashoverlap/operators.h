@@ -81,8 +81,11 @@ enum class Method {
 enum class OverlapMethod {
   kSignal,    ///< Finished wave groups signal, a collective moves each (arXiv 2504.19519).
   kTailFree,  ///< Slices by direct transfers, with none left at either end (arXiv 2604.24013).
-  /// Tail-free where it applies: contiguous rows, no partition given, an executor and a world (of at most 64
-  /// ranks) that can carry it out. Otherwise signal.
+  /// Signal where tail-free does not apply: with a partition given, more than 64 ranks, or an executor that
+  /// cannot carry it out. Otherwise, where the context's tuner knows the machine, whichever of tail-free,
+  /// signal and serial is quickest in simulation (rank 0's tuner decides for all); signal where the tuner has
+  /// a tuned entry of exactly this call and knows no more; and tail-free where nothing is known. Serial is
+  /// kSignal with one wave group.
   kAuto,
 };
 
@@ -195,7 +198,9 @@ class GemmAllToAll final : public GemmOperator {
   /// all of B: `Operands::a` is [slices.rows of r, k]. Columns go to ranks: out[options.m, slices.columns of
   /// this rank] = epilogue(rows from rank 0, 1, …). options.m is all tokens; the bias is that of this rank's
   /// columns. RMSNorm in the epilogue is over these columns alone.
-  GemmAllToAll(Context& context, const GemmOptions& options, const HeadSlices& slices);
+  /// Method::kSliced has the rows of the output in the order of `sliced_rows` of slices.rows.
+  GemmAllToAll(Context& context, const GemmOptions& options, const HeadSlices& slices,
+               const BaselineOptions& baseline = {});
   /// Rows that come from each rank; output row order follows it.
   [[nodiscard]] const std::vector<std::int64_t>& rows_from() const;
 
@@ -212,10 +217,12 @@ class GemmAllToAll final : public GemmOperator {
 /// `Operands::b` is the whole B, [n, k]. options.m is all tokens, options.k all heads' columns;
 /// slices.columns cuts k, and its `parts` cut what travels between two ranks into strips of rows. The
 /// workspace holds the columns that arrive, [rows of this rank, k - own columns], and for 16-bit types a
-/// float32 copy of the output.
+/// float32 copy of the output. Method::kSliced takes `a` in pieces of its columns, one dense matrix after the
+/// other, and sums in another order: see plan_sliced_all_to_all_gemm.
 class AllToAllGemm final : public GemmOperator {
  public:
-  AllToAllGemm(Context& context, const GemmOptions& options, const HeadSlices& slices = {});
+  AllToAllGemm(Context& context, const GemmOptions& options, const HeadSlices& slices = {},
+               const BaselineOptions& baseline = {});
   [[nodiscard]] std::int64_t first_row() const { return first_row_; }        ///< Of this rank's tokens.
   [[nodiscard]] std::int64_t first_column() const { return first_column_; }  ///< Of this rank's heads.
   [[nodiscard]] std::int64_t num_columns() const { return num_columns_; }

@@ -85,6 +85,12 @@ struct SliceOptions {
   /// pay where communication takes longer than computation. 0: as few as leave no tail where it takes no
   /// longer; operators whose context has a tuner that knows the machine ask it (slice_choice.h).
   std::int64_t parts = 0;
+  /// Slices that a rank may be sending at a time, each to another rank. They share its link, so more do not
+  /// bring more bandwidth, but what a message takes besides (its latency) passes while another one is on the
+  /// wire: pays where slices are so small that latencies are much of a transfer, as with many ranks. 0: 2
+  /// where slices leave as they are computed; 1 where all of them are there at the start, since two that
+  /// share the link arrive later than the first of them would alone; a tuner is asked as for `parts`.
+  std::int64_t send_channels = 0;
   bool operator==(const SliceOptions&) const = default;
 };
 
@@ -151,6 +157,10 @@ struct HeadSlices {
 [[nodiscard]] OverlapPlan plan_gemm_all_to_all(const PlanOptions& options, const HeadSlices& slices);
 /// The same by one all-to-all at the end: the baseline.
 [[nodiscard]] OverlapPlan plan_serial_gemm_all_to_all(const PlanOptions& options, const HeadSlices& slices);
+/// The slicing baseline: each rank's rows in `num_slices` nearly equal pieces, an all-to-all for each. The
+/// output has its rows in the order of arrival: `sliced_rows` of `slices.rows` and options.m tells which.
+[[nodiscard]] OverlapPlan plan_sliced_gemm_all_to_all(const PlanOptions& options, const HeadSlices& slices,
+                                                      std::int64_t num_slices);
 
 /// All-to-all along heads + GEMM (output projection): rank s has its heads' columns of all tokens,
 /// [options.m, columns of s], as attention leaves them, and all of B; rank d gets its tokens' rows of the
@@ -161,6 +171,12 @@ struct HeadSlices {
 [[nodiscard]] OverlapPlan plan_all_to_all_gemm(const PlanOptions& options, const HeadSlices& slices);
 /// The same by one all-to-all at the start: the baseline. The main loop takes the columns in the same order.
 [[nodiscard]] OverlapPlan plan_serial_all_to_all_gemm(const PlanOptions& options, const HeadSlices& slices);
+/// The slicing baseline: each rank's columns in `num_slices` nearly equal pieces (piece i of c columns is
+/// [i * c / num_slices, (i + 1) * c / num_slices), rounded down), an all-to-all for each. A rank's input
+/// holds its pieces one after the other, each dense, [options.m, columns of the piece]. The main loop takes
+/// piece after piece, so with more than one the sums are taken in another order.
+[[nodiscard]] OverlapPlan plan_sliced_all_to_all_gemm(const PlanOptions& options, const HeadSlices& slices,
+                                                      std::int64_t num_slices);
 
 /// Where each row of each rank's product goes: destinations[r][i] is the rank that receives row i of rank r's
 /// D.

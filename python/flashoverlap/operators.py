@@ -289,7 +289,8 @@ def gemm_reduce_scatter(
     """out [owned rows, n] = epilogue(this rank's rows of the sum over ranks r of a_r [m, k] · b_r [n, k]ᵀ).
 
     method: also "signal" (wave groups, arXiv 2504.19519) and "tail-free" (slices by direct transfers,
-    arXiv 2604.24013); "auto" takes the latter where rows are contiguous and no partition is given. The same bits all.
+    arXiv 2604.24013). "auto", where rows are contiguous and no partition is given: the quickest of both and serial in
+    simulation where ``Communicator.use_tuner`` knows the machine, otherwise "tail-free". The same bits all.
     rows: "contiguous": rank r of W owns rows [r·m/W, (r+1)·m/W), rounded down; "block-cyclic": each tile is cut into W
     slabs and rank r owns slab r of each (``GemmReduceScatter.owned_rows`` lists them).
     residual, residual_out and out: [owned rows, n]. Everything else: see ``gemm_all_reduce``.

@@ -157,10 +157,10 @@ nb::dict parts_of_slices(const Problem& problem, const std::string& machine_json
   }
   nb::list candidates;
   for (const PartsCandidate& candidate : choice.candidates) {
-    candidates.append(nb::make_tuple(candidate.parts, candidate.total_us));
+    candidates.append(nb::make_tuple(candidate.cut.parts, candidate.total_us));
   }
   nb::dict dict;
-  dict["parts"] = choice.parts;
+  dict["parts"] = choice.cut.parts;
   dict["candidates"] = candidates;
   dict["reason"] = choice.reason;
   return dict;

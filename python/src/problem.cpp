@@ -135,13 +135,17 @@ PartsChoice choose_parts(const Problem& problem, const MachineProfile& machine) 
   return choose_parts({.operation = problem.operation,
                        .world_size = options.world_size,
                        .plan =
-                           [&](std::int32_t rank, std::int64_t parts) {
+                           [&](std::int32_t rank, const SliceCut& cut) {
                              PlanOptions of_rank = options;
                              of_rank.rank = rank;
                              plan::SlicedCall call = sliced_call(problem);
-                             call.slices.rows.parts = call.slices.columns.parts = parts;
+                             for (SliceOptions* slices : {&call.slices.rows, &call.slices.columns}) {
+                               slices->parts = cut.parts;
+                               slices->send_channels = cut.send_channels;
+                             }
                              return plan_sliced_call(call, of_rank, plan::SlicedPlan::kTailFree);
-                           }},
+                           },
+                       .varies_channels = false},  // as none can be given
                       machine);
 }
 

@@ -75,8 +75,8 @@ class CpuExecutor final : public Executor {
   }
 
   /// One for each channel, and one that waits for what others put here.
-  static std::int32_t num_streams(const CpuPreparedPlan& prepared) {
-    return prepared.num_channels() + (prepared.has_puts() ? 1 : 0);
+  static std::size_t num_streams(const CpuPreparedPlan& prepared) {
+    return prepared.channels().size() + (prepared.has_puts() ? 1 : 0);
   }
 
   /// Whether the output must be made dense in the workspace first: a transfer of the plan moves it as
@@ -100,8 +100,8 @@ class CpuExecutor final : public Executor {
     return need;
   }
 
-  void make_streams(std::int32_t count) {
-    while (streams_.size() < static_cast<std::size_t>(count)) {
+  void make_streams(std::size_t count) {
+    while (streams_.size() < count) {
       const std::string name = fmt::format("r{} stream {}", communicator_->rank(), streams_.size());
       std::unique_ptr<Stream> stream = communicator_->make_stream(name);
       auto* host_stream = dynamic_cast<HostStream*>(stream.get());
@@ -120,7 +120,7 @@ class CpuExecutor final : public Executor {
   ThreadPool pool_;
   Workspace workspace_;
   std::vector<std::unique_ptr<Stream>> owned_streams_;
-  std::vector<HostStream*> streams_;  // the same ones; index: channel
+  std::vector<HostStream*> streams_;  // the same ones; by CpuPreparedPlan::stream_of
 };
 
 }  // namespace

@@ -11,17 +11,9 @@ namespace flashoverlap::cpu {
 namespace {
 
 // A stream is a thread: a plan that asks for more is more likely broken than right.
-constexpr std::int32_t kMaxChannels = 64;
+constexpr std::int64_t kMaxChannels = 128;
 
 void check_supported(const OverlapPlan& plan, const std::string& label) {
-  for (std::size_t i = 0; i < plan.transfers.size(); ++i) {
-    const Transfer& transfer = plan.transfers[i];
-    if (transfer.channel < 0 || transfer.channel >= kMaxChannels) {
-      core::fail(ErrorKind::kUnsupported,
-                 "transfer {} of {} is on channel {}; the CPU executor has channels 0 to {}", i, label,
-                 transfer.channel, kMaxChannels - 1);
-    }
-  }
   if (plan.restore.source == BufferKind::kOutput && !plan.restore.bands.empty()) {
     core::fail(ErrorKind::kUnsupported,
                "{} restores from the output to the output; that cannot be done in place", label);
@@ -90,8 +82,16 @@ LoopRange CpuPreparedPlan::pass(std::int64_t number) const {
 }
 
 void CpuPreparedPlan::index_transfers() {
+  for (const Transfer& transfer : plan_.transfers) channels_.push_back(transfer.channel);
+  std::ranges::sort(channels_);
+  channels_.erase(std::unique(channels_.begin(), channels_.end()), channels_.end());
+  if (std::ssize(channels_) > kMaxChannels) {
+    core::fail(ErrorKind::kUnsupported, "{} has transfers on {} channels; the CPU executor has at most {}",
+               label_, channels_.size(), kMaxChannels);
+  }
   for (const Transfer& transfer : plan_.transfers) {
-    num_channels_ = std::max(num_channels_, transfer.channel + 1);
+    const auto channel = std::ranges::lower_bound(channels_, transfer.channel);
+    stream_of_.push_back(static_cast<std::size_t>(channel - channels_.begin()));
     has_puts_ |= transfer.kind == TransferKind::kPut;
     receives_input_ |= transfer.destination.count > 0 && transfer.destination.buffer == BufferKind::kInput;
     for (const Region* region : {&transfer.source, &transfer.destination}) {

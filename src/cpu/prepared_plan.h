@@ -40,8 +40,12 @@ class CpuPreparedPlan final : public PreparedPlan {
   [[nodiscard]] std::int64_t partial_offset(std::int64_t tile) const {
     return partial_offset_[static_cast<std::size_t>(tile)];
   }
-  /// Numbers of the plan's channels, each once.
-  [[nodiscard]] std::int32_t num_channels() const { return num_channels_; }
+  /// The plan's channels, ascending; each has a stream of its own.
+  [[nodiscard]] const std::vector<std::int32_t>& channels() const { return channels_; }
+  /// Index in `channels` of a transfer's channel.
+  [[nodiscard]] std::size_t stream_of(std::int64_t transfer) const {
+    return stream_of_[static_cast<std::size_t>(transfer)];
+  }
   /// True when ranks write into each other's memory: all of them, or none.
   [[nodiscard]] bool has_puts() const { return has_puts_; }
   /// True when a transfer moves the caller's output itself, which must be dense then.
@@ -69,7 +73,8 @@ class CpuPreparedPlan final : public PreparedPlan {
   std::vector<std::int64_t> passes_;      // where they begin
   bool keeps_partial_sums_ = false;
   std::vector<std::int64_t> partial_offset_;  // by tile, and the end; empty where none are kept
-  std::int32_t num_channels_ = 0;
+  std::vector<std::int32_t> channels_;
+  std::vector<std::size_t> stream_of_;  // by transfer
   bool has_puts_ = false;
   bool moves_output_ = false;
   bool moves_input_ = false;

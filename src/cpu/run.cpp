@@ -23,8 +23,7 @@ Run::Run(const Parts& parts, ThreadPool& pool, std::span<HostStream* const> stre
     : parts_(parts),
       plan_(parts.prepared.plan()),
       pool_(pool),
-      streams_(streams.first(static_cast<std::size_t>(parts.prepared.num_channels()) +
-                             (parts.prepared.has_puts() ? 1U : 0U))),
+      streams_(streams.first(parts.prepared.channels().size() + (parts.prepared.has_puts() ? 1U : 0U))),
       timeline_(timeline),
       row_runs_(parts.operands.make_rows ? RowRuns(plan_) : RowRuns()),
       progress_(std::make_shared<Progress>(plan_, parts.prepared.num_passes(), row_runs_.size())),
@@ -39,10 +38,9 @@ Run::Run(const Parts& parts, ThreadPool& pool, std::span<HostStream* const> stre
   for (int thread = 0; thread < pool.num_threads(); ++thread) {
     compute_logs_.emplace_back(recorded, plan_.rank, fmt::format("compute {}", thread));
   }
-  for (std::size_t channel = 0; channel < streams_.size(); ++channel) {
+  for (const std::int32_t channel : parts.prepared.channels()) {
     stream_logs_.emplace_back(recorded, plan_.rank, fmt::format("stream {}", channel));
   }
-  if (parts.prepared.has_puts()) stream_logs_.emplace_back(recorded, plan_.rank, "stream of arrivals");
 }
 
 void Run::execute() {

@@ -45,7 +45,7 @@ void TransferQueue::enqueue_all(std::span<HostStream* const> streams) {
   progress_->start_streams(std::ssize(streams));
   for (std::size_t i = 0; i < plan.transfers.size(); ++i) {
     const auto index = static_cast<std::int64_t>(i);
-    HostStream& stream = *streams[static_cast<std::size_t>(plan.transfers[i].channel)];
+    HostStream& stream = *streams[parts_.prepared.stream_of(index)];
     stream.enqueue([this, index] { wait_and_start(index); });
     call(index, stream);
     stream.enqueue([this, index] { finish(index); });
@@ -61,13 +61,14 @@ void TransferQueue::enqueue_all(std::span<HostStream* const> streams) {
 
 void TransferQueue::wait_and_start(std::int64_t index) {
   const Transfer& transfer = parts_.prepared.plan().transfers[static_cast<std::size_t>(index)];
-  SpanLog& log = logs_[static_cast<std::size_t>(transfer.channel)];
+  const std::size_t stream = parts_.prepared.stream_of(index);
+  SpanLog& log = logs_[stream];
   try {
     const double begin_us = log.now_us();
     wait_for(transfer.trigger);
     log.add(SpanKind::kWait, "wait for transfer ", index, begin_us);
     if (parts_.hooks.before_transfer) parts_.hooks.before_transfer(index);
-    begin_us_[static_cast<std::size_t>(transfer.channel)] = log.now_us();
+    begin_us_[stream] = log.now_us();
   } catch (const RunStopped&) {
     throw;
   } catch (...) {
@@ -81,8 +82,8 @@ void TransferQueue::wait_and_start(std::int64_t index) {
 
 void TransferQueue::finish(std::int64_t index) {
   const Transfer& transfer = parts_.prepared.plan().transfers[static_cast<std::size_t>(index)];
-  const auto channel = static_cast<std::size_t>(transfer.channel);
-  logs_[channel].add(SpanKind::kCommunication, "transfer ", index, begin_us_[channel]);
+  const std::size_t stream = parts_.prepared.stream_of(index);
+  logs_[stream].add(SpanKind::kCommunication, "transfer ", index, begin_us_[stream]);
   // A put's slice is the peer's.
   if (transfer.slice >= 0 && transfer.kind != TransferKind::kPut) progress_->mark_slice(transfer.slice);
 }

@@ -31,11 +31,13 @@ class TransferQueue {
     bool wait_for_groups;  ///< false: transfers that wait for groups start at once (to measure them alone).
   };
 
-  /// `logs`: one per channel. All of it, this object too, must live until the streams have been synchronised.
+  /// `logs`: one per channel of the plan. All of it, this object too, must live until the streams have been
+  /// synchronised.
   TransferQueue(const Parts& parts, std::shared_ptr<Progress> progress, std::vector<SpanLog>& logs);
 
-  /// streams[c] is channel c's; for a plan with puts the last one waits for those of others. When a stream
-  /// fails before its end, `progress` is told to stop the run. May throw what the communicator's calls throw.
+  /// streams: by CpuPreparedPlan::stream_of; for a plan with puts the last one waits for those of others.
+  /// When a stream fails before its end, `progress` is told to stop the run. May throw what the
+  /// communicator's calls throw.
   void enqueue_all(std::span<HostStream* const> streams);
 
  private:
@@ -50,7 +52,7 @@ class TransferQueue {
   Parts parts_;
   std::shared_ptr<Progress> progress_;
   std::vector<SpanLog>& logs_;
-  std::vector<double> begin_us_;  // of each channel's transfer in flight; used by that channel's stream only
+  std::vector<double> begin_us_;  // of each stream's transfer in flight; used by that stream only
 };
 
 }  // namespace flashoverlap::cpu

@@ -11,11 +11,11 @@ ops::PreparedPlans prepare_gather(Context& context, const GemmOptions& options, 
   ops::SlicedRecipe recipe{
       .operation = axis == SliceAxis::kRows ? "all-gather-gemm" : "sharded-weight-gemm",
       .slices = ops::to_text(slices, baseline),
-      .parts = slices.parts,
+      .cut = ops::cut_of(slices),
       .overlap =
-          [=](const PlanOptions& chosen, std::int64_t parts) {
+          [=](const PlanOptions& chosen, const SliceCut& cut) {
             ops::check_baseline(baseline);
-            return plan_all_gather_gemm(chosen, ops::in_parts(slices, parts), axis);
+            return plan_all_gather_gemm(chosen, ops::with_cut(slices, cut), axis);
           },
       .serial =
           [=](const PlanOptions& chosen) { return plan_sliced_all_gather_gemm(chosen, slices, 1, axis); }};

@@ -83,17 +83,24 @@ GemmAllToAll::GemmAllToAll(Context& context, const GemmOptions& options,
   }
 }
 
-GemmAllToAll::GemmAllToAll(Context& context, const GemmOptions& options, const HeadSlices& slices) {
+GemmAllToAll::GemmAllToAll(Context& context, const GemmOptions& options, const HeadSlices& slices,
+                           const BaselineOptions& baseline) {
   state_ = std::make_unique<State>();
-  const ops::SlicedRecipe recipe{
+  ops::SlicedRecipe recipe{
       .operation = "gemm-all-to-all-heads",
-      .slices = ops::to_text(slices),
-      .parts = slices.columns.parts,
+      .slices = ops::to_text(slices, baseline),
+      .cut = ops::cut_of(slices.columns),
       .overlap =
-          [&](const PlanOptions& chosen, std::int64_t parts) {
-            return plan_gemm_all_to_all(chosen, ops::in_parts(slices, parts));
+          [&](const PlanOptions& chosen, const SliceCut& cut) {
+            ops::check_baseline(baseline);
+            return plan_gemm_all_to_all(chosen, ops::with_cut(slices, cut));
           },
       .serial = [&](const PlanOptions& chosen) { return plan_serial_gemm_all_to_all(chosen, slices); }};
+  if (baseline.num_slices > 0) {
+    recipe.sliced = [&](const PlanOptions& chosen) {
+      return plan_sliced_gemm_all_to_all(chosen, slices, baseline.num_slices);
+    };
+  }
   state_->plans = ops::prepare_sliced(context, ops::plan_options(context, options), recipe);
   const std::vector<std::int64_t> begins =
       slice_begins(slices.rows, options.m, context.communicator().size());

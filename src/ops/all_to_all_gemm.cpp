@@ -5,17 +5,24 @@
 
 namespace flashoverlap {
 
-AllToAllGemm::AllToAllGemm(Context& context, const GemmOptions& options, const HeadSlices& slices) {
+AllToAllGemm::AllToAllGemm(Context& context, const GemmOptions& options, const HeadSlices& slices,
+                           const BaselineOptions& baseline) {
   state_ = std::make_unique<State>();
-  const ops::SlicedRecipe recipe{
+  ops::SlicedRecipe recipe{
       .operation = "all-to-all-gemm",
-      .slices = ops::to_text(slices),
-      .parts = slices.columns.parts,
+      .slices = ops::to_text(slices, baseline),
+      .cut = ops::cut_of(slices.columns),
       .overlap =
-          [&](const PlanOptions& chosen, std::int64_t parts) {
-            return plan_all_to_all_gemm(chosen, ops::in_parts(slices, parts));
+          [&](const PlanOptions& chosen, const SliceCut& cut) {
+            ops::check_baseline(baseline);
+            return plan_all_to_all_gemm(chosen, ops::with_cut(slices, cut));
           },
       .serial = [&](const PlanOptions& chosen) { return plan_serial_all_to_all_gemm(chosen, slices); }};
+  if (baseline.num_slices > 0) {
+    recipe.sliced = [&](const PlanOptions& chosen) {
+      return plan_sliced_all_to_all_gemm(chosen, slices, baseline.num_slices);
+    };
+  }
   state_->plans = ops::prepare_sliced(context, ops::plan_options(context, options), recipe);
   const Communicator& ranks = context.communicator();
   const auto rank = static_cast<std::size_t>(ranks.rank());

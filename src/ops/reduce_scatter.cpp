@@ -1,40 +1,118 @@
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "core/fail.h"
+#include "flashoverlap/call_tuner.h"
 #include "flashoverlap/operators.h"
 #include "ops/agree.h"
 #include "ops/choose.h"
 #include "ops/sliced_plans.h"
+#include "ops/tuned_choice.h"
 #include "plan/sliced_call.h"
 
 namespace flashoverlap {
 namespace {
+
+using Json = nlohmann::json;
 
 constexpr std::string_view kOperation = "gemm-reduce-scatter";
 
 // The CPU executor has a stream, and so a thread, for each rank that it receives from.
 constexpr int kMostTailFreeRanks = 64;
 
-OverlapMethod resolve(const Context& context, const GemmOptions& options, OverlapMethod method) {
-  if (method != OverlapMethod::kAuto) return method;
-  // An executor that suggests plans (GPUs) cannot add at the end of a tile yet.
-  const bool applies = !ops::has_suggestion(context, options) && options.partition.empty() &&
-                       context.communicator().size() <= kMostTailFreeRanks;
-  return applies ? OverlapMethod::kTailFree : OverlapMethod::kSignal;
+/// A call with nothing left open that decides how it is overlapped.
+struct ResolvedCall {
+  OverlapMethod method = OverlapMethod::kSignal;
+  GemmOptions options;
+  SliceOptions slices;
+  bool is_cut_chosen = false;
+};
+
+/// An executor that suggests plans (GPUs) cannot add at the end of a tile yet.
+bool tail_free_applies(const Context& context, const GemmOptions& options) {
+  return !ops::has_suggestion(context, options) && options.partition.empty() &&
+         context.communicator().size() <= kMostTailFreeRanks;
 }
 
-ops::PreparedPlans prepare_tail_free(Context& context, const GemmOptions& options, const SliceOptions& slices,
+ops::PlanRecipe signal_recipe(const SliceOptions& slices) {
+  return {.operation = kOperation,
+          .collective = TransferKind::kReduceScatter,
+          .waves = [=](const PlanOptions& chosen) { return num_waves_reduce_scatter(chosen, slices); },
+          .build = [=](const PlanOptions& chosen) { return plan_reduce_scatter(chosen, slices); },
+          .variant = slices.sizes.empty() ? std::string(name_of(RowOwnership::kContiguous))
+                                          : ops::to_text(SliceOptions{.sizes = slices.sizes})};
+}
+
+/// What the tuner decides, as text for the other ranks.
+std::string decide(const CallTuner& tuner, const PlanOptions& options, const SliceOptions& slices,
+                   std::string_view operation) {
+  PlanOptions complete = options;
+  ops::choose_tile(complete);
+  const PartsRequest in_slices{.operation = std::string(operation),
+                               .world_size = options.world_size,
+                               .plan =
+                                   [&](std::int32_t rank, const SliceCut& cut) {
+                                     PlanOptions of_rank = complete;
+                                     of_rank.rank = rank;
+                                     return plan_tail_free_reduce_scatter(of_rank,
+                                                                          ops::with_cut(slices, cut));
+                                   },
+                               .given = ops::cut_of(slices)};
+  const std::optional<OverlapDecision> decision =
+      tuner.choose_overlap(ops::open_call(options, signal_recipe(slices)), in_slices);
+  if (!decision) return "{}";
+  return Json{{"tail_free", decision->way == OverlapWay::kTailFree},
+              {"parts", decision->cut.parts},
+              {"send_channels", decision->cut.send_channels},
+              {"tile_m", decision->groups.tile.tile_m},
+              {"tile_n", decision->groups.tile.tile_n},
+              {"swizzle", decision->groups.tile.swizzle},
+              {"partition", decision->groups.partition}}
+      .dump();
+}
+
+/// Rank 0's tuner decides for all where it can.
+ResolvedCall resolve_auto(Context& context, const GemmOptions& options, const SliceOptions& slices) {
+  ResolvedCall call{.options = options, .slices = slices};
+  if (!tail_free_applies(context, options)) return call;
+  call.method = OverlapMethod::kTailFree;
+  if (context.tuner() == nullptr) return call;
+  const std::string operation = ops::with_shape(kOperation, options.m, options.n, options.k);
+  const std::vector<std::string> all = ops::agree(context.communicator(), operation, [&]() -> ops::Ticket {
+    ops::Ticket ticket{.agreement = 0, .description = "choice of the way to overlap", .payload = {}};
+    if (context.communicator().rank() != 0) return ticket;
+    ticket.payload = decide(*context.tuner(), ops::plan_options(context, options), slices, operation);
+    return ticket;
+  });
+  const Json decision = Json::parse(all[0]);
+  if (decision.empty()) return call;
+  if (decision["tail_free"]) {
+    call.slices.parts = decision["parts"];
+    call.slices.send_channels = decision["send_channels"];
+    call.is_cut_chosen = true;
+    return call;
+  }
+  call.method = OverlapMethod::kSignal;
+  call.options.tile_m = decision["tile_m"];
+  call.options.tile_n = decision["tile_n"];
+  call.options.swizzle = decision["swizzle"];
+  call.options.partition = decision["partition"].get<std::vector<std::int64_t>>();
+  return call;
+}
+
+ops::PreparedPlans prepare_tail_free(Context& context, const ResolvedCall& call,
                                      const BaselineOptions& baseline) {
+  const SliceOptions& slices = call.slices;
   ops::SlicedRecipe recipe{
       .operation = kOperation,
       .slices = ops::to_text(slices, baseline),
-      .parts = slices.parts,
+      .cut = ops::cut_of(slices),
+      .is_cut_chosen = call.is_cut_chosen,
       .overlap =
-          [=](const PlanOptions& chosen, std::int64_t parts) {
+          [=](const PlanOptions& chosen, const SliceCut& cut) {
             ops::check_baseline(baseline);
-            return plan_tail_free_reduce_scatter(chosen, ops::in_parts(slices, parts));
+            return plan_tail_free_reduce_scatter(chosen, ops::with_cut(slices, cut));
           },
       .serial =
           [=](const PlanOptions& chosen) { return plan::plan_reduce_scatter_in_slices(chosen, slices, 1); }};
@@ -43,18 +121,7 @@ ops::PreparedPlans prepare_tail_free(Context& context, const GemmOptions& option
       return plan::plan_reduce_scatter_in_slices(chosen, slices, baseline.num_slices);
     };
   }
-  return ops::prepare_sliced(context, ops::plan_options(context, options), recipe);
-}
-
-ops::PreparedPlans prepare_signal(Context& context, const GemmOptions& options, const SliceOptions& slices) {
-  const ops::PlanRecipe recipe{
-      .operation = kOperation,
-      .collective = TransferKind::kReduceScatter,
-      .waves = [=](const PlanOptions& chosen) { return num_waves_reduce_scatter(chosen, slices); },
-      .build = [=](const PlanOptions& chosen) { return plan_reduce_scatter(chosen, slices); },
-      .variant = slices.sizes.empty() ? std::string(name_of(RowOwnership::kContiguous))
-                                      : ops::to_text(SliceOptions{slices.sizes, 0})};
-  return ops::prepare_plans(context, ops::plan_options(context, options), recipe);
+  return ops::prepare_sliced(context, ops::plan_options(context, call.options), recipe);
 }
 
 }  // namespace
@@ -83,14 +150,18 @@ GemmReduceScatter::GemmReduceScatter(Context& context, const GemmOptions& option
 }
 
 GemmReduceScatter::GemmReduceScatter(Context& context, const GemmOptions& options, OverlapMethod method,
-                                     const SliceOptions& slices, const BaselineOptions& baseline)
-    : method_(resolve(context, options, method)) {
+                                     const SliceOptions& slices, const BaselineOptions& baseline) {
   state_ = std::make_unique<State>();
+  const ResolvedCall call = method == OverlapMethod::kAuto
+                                ? resolve_auto(context, options, slices)
+                                : ResolvedCall{.method = method, .options = options, .slices = slices};
+  method_ = call.method;
   if (method_ == OverlapMethod::kTailFree) {
-    state_->plans = prepare_tail_free(context, options, slices, baseline);
+    state_->plans = prepare_tail_free(context, call, baseline);
     return;
   }
-  state_->plans = prepare_signal(context, options, slices);
+  state_->plans =
+      ops::prepare_plans(context, ops::plan_options(context, call.options), signal_recipe(slices));
   if (baseline.num_slices == 0) return;
   PlanOptions chosen = ops::plan_options(context, options);
   chosen.tile_m = plan().grid.tile_m();

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,29 +17,36 @@
 namespace flashoverlap::ops {
 namespace {
 
+using Json = nlohmann::json;
+
 /// Rank 0's tuner decides for all; without one, and where it knows no better, as the caller has it.
-std::int64_t choose_parts(Context& context, const PlanOptions& options, const SlicedRecipe& recipe) {
+SliceCut choose_cut(Context& context, const PlanOptions& options, const SlicedRecipe& recipe) {
   const CallTuner* tuner = context.tuner();
-  if (recipe.parts != 0 || tuner == nullptr || has_suggestion(context, options)) return recipe.parts;
+  const bool is_given = recipe.is_cut_chosen || (recipe.cut.parts != 0 && recipe.cut.send_channels != 0);
+  if (is_given || tuner == nullptr || has_suggestion(context, options)) return recipe.cut;
   Communicator& communicator = context.communicator();
   const std::string operation = with_shape(recipe.operation, options.m, options.n, options.k);
   const std::vector<std::string> all = agree(communicator, operation, [&]() -> Ticket {
-    Ticket ticket{.agreement = 0, .description = "choice of the parts of slices", .payload = {}};
+    Ticket ticket{.agreement = 0, .description = "choice of how slices are cut", .payload = {}};
     if (communicator.rank() != 0) return ticket;
     PlanOptions chosen = options;
     choose_tile(chosen);
     const PartsRequest request{.operation = operation,
                                .world_size = options.world_size,
-                               .plan = [&](std::int32_t rank, std::int64_t parts) {
-                                 PlanOptions of_rank = chosen;
-                                 of_rank.rank = rank;
-                                 return recipe.overlap(of_rank, parts);
-                               }};
+                               .plan =
+                                   [&](std::int32_t rank, const SliceCut& cut) {
+                                     PlanOptions of_rank = chosen;
+                                     of_rank.rank = rank;
+                                     return recipe.overlap(of_rank, cut);
+                                   },
+                               .given = recipe.cut};
     const std::optional<PartsChoice> choice = tuner->choose_parts(request);
-    ticket.payload = std::to_string(choice ? choice->parts : 0);
+    const SliceCut cut = choice ? choice->cut : recipe.cut;
+    ticket.payload = Json{{"parts", cut.parts}, {"send_channels", cut.send_channels}}.dump();
     return ticket;
   });
-  return std::stoll(all[0]);
+  const Json decision = Json::parse(all[0]);
+  return {.parts = decision["parts"], .send_channels = decision["send_channels"]};
 }
 
 }  // namespace
@@ -46,7 +54,7 @@ std::int64_t choose_parts(Context& context, const PlanOptions& options, const Sl
 PreparedPlans prepare_sliced(Context& context, PlanOptions options, const SlicedRecipe& recipe) {
   PreparedPlans plans{.executor = &context.executor(), .overlap = nullptr, .serial = nullptr};
   const std::string operation = with_shape(recipe.operation, options.m, options.n, options.k);
-  const std::int64_t parts = choose_parts(context, options, recipe);
+  const SliceCut cut = choose_cut(context, options, recipe);
   agree(context.communicator(), operation, [&]() -> Ticket {
     take_suggestion(context.executor(), options);
     choose_tile(options);
@@ -56,7 +64,7 @@ PreparedPlans prepare_sliced(Context& context, PlanOptions options, const Sliced
       agreement.add(plan.agreement);
       return context.executor().prepare(std::move(plan));
     };
-    plans.overlap = prepare([&](const PlanOptions& chosen) { return recipe.overlap(chosen, parts); });
+    plans.overlap = prepare([&](const PlanOptions& chosen) { return recipe.overlap(chosen, cut); });
     plans.serial = prepare(recipe.serial);
     if (recipe.sliced) plans.sliced = prepare(recipe.sliced);
     return {.agreement = agreement.value(),
@@ -74,20 +82,27 @@ void check_baseline(const BaselineOptions& baseline) {
              baseline.num_slices);
 }
 
-SliceOptions in_parts(SliceOptions slices, std::int64_t parts) {
-  slices.parts = parts;
+SliceCut cut_of(const SliceOptions& slices) {
+  return {.parts = slices.parts, .send_channels = slices.send_channels};
+}
+
+SliceOptions with_cut(SliceOptions slices, const SliceCut& cut) {
+  slices.parts = cut.parts;
+  slices.send_channels = cut.send_channels;
   return slices;
 }
 
-HeadSlices in_parts(HeadSlices slices, std::int64_t parts) {
-  slices.columns.parts = parts;
+HeadSlices with_cut(HeadSlices slices, const SliceCut& cut) {
+  slices.columns = with_cut(std::move(slices.columns), cut);
   return slices;
 }
 
 std::string to_text(const SliceOptions& slices) {
-  const std::string sizes =
+  std::string text =
       slices.sizes.empty() ? "equal slices" : fmt::format("slices of {}", fmt::join(slices.sizes, ","));
-  return slices.parts == 0 ? sizes : fmt::format("{} in {} parts", sizes, slices.parts);
+  if (slices.parts != 0) text += fmt::format(" in {} parts", slices.parts);
+  if (slices.send_channels != 0) text += fmt::format(", {} at a time", slices.send_channels);
+  return text;
 }
 
 std::string to_text(const SliceOptions& slices, const BaselineOptions& baseline) {
@@ -95,8 +110,8 @@ std::string to_text(const SliceOptions& slices, const BaselineOptions& baseline)
   return fmt::format("{}, baseline of {} slices", to_text(slices), baseline.num_slices);
 }
 
-std::string to_text(const HeadSlices& slices) {
-  return fmt::format("rows: {}, columns: {}", to_text(slices.rows), to_text(slices.columns));
+std::string to_text(const HeadSlices& slices, const BaselineOptions& baseline) {
+  return fmt::format("rows: {}, columns: {}", to_text(slices.rows), to_text(slices.columns, baseline));
 }
 
 }  // namespace flashoverlap::ops

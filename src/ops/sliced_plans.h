@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "flashoverlap/operators.h"
+#include "flashoverlap/slice_choice.h"
 #include "ops/operator_state.h"
 
 /// Plans of operators whose data travels in slices rather than in wave groups.
@@ -12,28 +13,30 @@ namespace flashoverlap::ops {
 
 struct SlicedRecipe {
   std::string_view operation;
-  std::string slices;      ///< As text, to tell ranks apart that disagree.
-  std::int64_t parts = 0;  ///< As the caller has it; 0: chosen, see SliceOptions.
-  std::function<OverlapPlan(const PlanOptions&, std::int64_t parts)> overlap;
+  std::string slices;          ///< As text, to tell ranks apart that disagree.
+  SliceCut cut;                ///< As the caller has it; what is 0 is chosen, see SliceOptions.
+  bool is_cut_chosen = false;  ///< It has been asked for already.
+  std::function<OverlapPlan(const PlanOptions&, const SliceCut&)> overlap;
   std::function<OverlapPlan(const PlanOptions&)> serial;
   std::function<OverlapPlan(const PlanOptions&)> sliced = {};  ///< Empty: no such baseline.
 };
 
-/// Chooses the tile and the parts where they are open, builds and prepares the plans, and agrees on them with
+/// Chooses the tile and the cut where they are open, builds and prepares the plans, and agrees on them with
 /// the other ranks. Collective.
 PreparedPlans prepare_sliced(Context& context, PlanOptions options, const SlicedRecipe& recipe);
 
 /// Error(kBadArgument) unless num_slices >= 0.
 void check_baseline(const BaselineOptions& baseline);
 
-/// The same slices in so many parts.
-SliceOptions in_parts(SliceOptions slices, std::int64_t parts);
-HeadSlices in_parts(HeadSlices slices, std::int64_t parts);
+[[nodiscard]] SliceCut cut_of(const SliceOptions& slices);
+/// The same slices, cut so.
+SliceOptions with_cut(SliceOptions slices, const SliceCut& cut);
+HeadSlices with_cut(HeadSlices slices, const SliceCut& cut);
 
-/// "slices of 3,4,5 in 2 parts"
+/// "slices of 3,4,5 in 2 parts, 2 at a time"
 std::string to_text(const SliceOptions& slices);
 /// "slices of 3,4,5 in 2 parts, baseline of 4 slices"
 std::string to_text(const SliceOptions& slices, const BaselineOptions& baseline);
-std::string to_text(const HeadSlices& slices);
+std::string to_text(const HeadSlices& slices, const BaselineOptions& baseline);
 
 }  // namespace flashoverlap::ops

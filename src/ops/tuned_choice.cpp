@@ -11,20 +11,19 @@ namespace {
 
 using Json = nlohmann::json;
 
-TunedCall decide(const CallTuner& tuner, const PlanOptions& options, const PlanRecipe& recipe) {
+}  // namespace
+
+OpenCall open_call(const PlanOptions& options, const PlanRecipe& recipe) {
   PlanOptions chosen = options;
   choose_tile(chosen);
-  const OpenCall call{.operation = std::string(recipe.operation),
-                      .variant = recipe.variant,
-                      .collective = recipe.collective,
-                      .options = options,
-                      .default_tile = {chosen.tile_m, chosen.tile_n, chosen.swizzle},
-                      .waves = recipe.waves,
-                      .build = recipe.build};
-  return tuner.choose(call);
+  return {.operation = std::string(recipe.operation),
+          .variant = recipe.variant,
+          .collective = recipe.collective,
+          .options = options,
+          .default_tile = {chosen.tile_m, chosen.tile_n, chosen.swizzle},
+          .waves = recipe.waves,
+          .build = recipe.build};
 }
-
-}  // namespace
 
 void take_tuned(Communicator& communicator, const CallTuner* tuner, PlanOptions& options,
                 const PlanRecipe& recipe) {
@@ -33,7 +32,7 @@ void take_tuned(Communicator& communicator, const CallTuner* tuner, PlanOptions&
   const std::vector<std::string> all = agree(communicator, operation, [&]() -> Ticket {
     Ticket ticket{.agreement = 0, .description = "choice of tile and partition", .payload = {}};
     if (communicator.rank() != 0) return ticket;
-    const TunedCall tuned = decide(*tuner, options, recipe);
+    const TunedCall tuned = tuner->choose(open_call(options, recipe));
     ticket.payload = Json{{"tile_m", tuned.tile.tile_m},
                           {"tile_n", tuned.tile.tile_n},
                           {"swizzle", tuned.tile.swizzle},

@@ -78,7 +78,8 @@ OverlapPlan plan_all_gather_gemm(const PlanOptions& options, const SliceOptions&
       slice_begins(slices, size_along(options, axis), options.world_size);
   const plan::Slices cut(options, begins, axis);
   OverlapPlan plan = plan::start_plan(operation_of(axis), options, cut.grid());
-  plan.agreement = plan::hash_slices(plan.operation, options, begins, axis, slices.parts);
+  const plan::SendChannels channels(slices.send_channels, plan::kChannelsOfGiven, options.world_size);
+  plan.agreement = plan::hash_slices(plan.operation, options, begins, axis, slices.parts, channels.count());
   const auto region = [&](const plan::Part& part) {
     return Region{gathered_buffer(axis), part.begin * options.k, part.size * options.k};
   };
@@ -91,14 +92,14 @@ OverlapPlan plan_all_gather_gemm(const PlanOptions& options, const SliceOptions&
     const std::int32_t target = plan::rank_after(options.rank, step, options.world_size);
     for (const plan::Part& part : own) {
       if (region(part).count == 0) continue;
-      plan.transfers.push_back(plan::send_to(target, options.rank, {}, region(part)));
+      plan.transfers.push_back(plan::send_to(target, channels.of(options.rank, step), {}, region(part)));
     }
     for (const plan::Part& part : cut.parts(source, slices.parts)) {
       std::int64_t slice = -1;
       if (region(part).count > 0) {
         slice = std::ssize(plan.slices);
         plan.slices.push_back({source, region(part)});
-        plan.transfers.push_back(plan::receive_from(source, region(part), slice));
+        plan.transfers.push_back(plan::receive_from(source, channels.of(source, step), region(part), slice));
       }
       schedule_tiles(plan, part.tiles, slice);
     }
@@ -140,7 +141,7 @@ OverlapPlan plan_sliced_all_gather_gemm(const PlanOptions& options, const SliceO
   }
   OverlapPlan plan = plan::start_plan(
       operation_of(axis), options, TileGrid(std::move(problems), options.k, options.tile_m, options.tile_n));
-  plan.agreement = plan::hash_slices(plan.operation, options, pieces.begins, axis, num_slices);
+  plan.agreement = plan::hash_slices(plan.operation, options, pieces.begins, axis, num_slices, 1);
   if (options.world_size > 1 && options.k > 0) {
     plan.slices = std::move(arriving);
     plan.transfers = std::move(transfers);

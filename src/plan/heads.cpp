@@ -30,25 +30,29 @@ HeadShares share_heads(const PlanOptions& options, const HeadSlices& slices, std
 }
 
 std::uint64_t hash_heads(std::string_view operation, const PlanOptions& options, const HeadShares& shares,
-                         std::int64_t parts) {
+                         std::int64_t parts, std::int64_t channels) {
   AgreementHash hash = hash_options(operation, options, {});
   hash.add(std::span(shares.rows));
   hash.add(std::span(shares.columns));
   hash.add(parts);
+  hash.add(channels);
   return hash.value();
+}
+
+RowStrip piece_of_rows(std::int64_t rows, std::int64_t tile_m, std::int64_t count, std::int64_t piece) {
+  const std::int64_t tile_rows = ceil_div(rows, tile_m);
+  RowStrip strip{.first_tile_row = share_begin(tile_rows, count, piece),
+                 .end_tile_row = share_begin(tile_rows, count, piece + 1)};
+  strip.row_begin = std::min(strip.first_tile_row * tile_m, rows);
+  strip.rows = std::min(strip.end_tile_row * tile_m, rows) - strip.row_begin;
+  return strip;
 }
 
 std::vector<RowStrip> cut_rows(std::int64_t rows, std::int64_t tile_m, std::int64_t count) {
   const std::int64_t tile_rows = ceil_div(rows, tile_m);
   const std::int64_t num = std::min(std::max<std::int64_t>(count, 1), tile_rows);
   std::vector<RowStrip> strips;
-  for (std::int64_t s = 0; s < num; ++s) {
-    RowStrip strip{.first_tile_row = share_begin(tile_rows, num, s),
-                   .end_tile_row = share_begin(tile_rows, num, s + 1)};
-    strip.row_begin = strip.first_tile_row * tile_m;
-    strip.rows = std::min(strip.end_tile_row * tile_m, rows) - strip.row_begin;
-    strips.push_back(strip);
-  }
+  for (std::int64_t s = 0; s < num; ++s) strips.push_back(piece_of_rows(rows, tile_m, num, s));
   return strips;
 }
 

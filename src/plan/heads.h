@@ -24,7 +24,7 @@ HeadShares share_heads(const PlanOptions& options, const HeadSlices& slices, std
 
 /// The hash of a call with these shares; see hash_options.
 std::uint64_t hash_heads(std::string_view operation, const PlanOptions& options, const HeadShares& shares,
-                         std::int64_t parts);
+                         std::int64_t parts, std::int64_t channels);
 
 /// Tile rows [first_tile_row, end_tile_row) of a block of rows.
 struct RowStrip {
@@ -33,6 +33,9 @@ struct RowStrip {
   std::int64_t row_begin = 0;
   std::int64_t rows = 0;
 };
+
+/// Piece `piece` of `rows` rows cut into `count` nearly equal pieces at tile boundaries. May be empty.
+RowStrip piece_of_rows(std::int64_t rows, std::int64_t tile_m, std::int64_t count, std::int64_t piece);
 
 /// `rows` rows cut into `count` nearly equal strips at tile boundaries, fewer where there are fewer tile
 /// rows.

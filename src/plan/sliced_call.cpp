@@ -9,17 +9,29 @@
 namespace flashoverlap::plan {
 namespace {
 
+std::int64_t num_slices_of(const SlicedCall& call, SlicedPlan which) {
+  return which == SlicedPlan::kSerial ? 1 : call.num_slices;
+}
+
 OverlapPlan plan_gather(const SlicedCall& call, const PlanOptions& options, SlicedPlan which) {
   const SliceAxis axis = call.op == SlicedOp::kAllGatherGemm ? SliceAxis::kRows : SliceAxis::kColumns;
   if (which == SlicedPlan::kTailFree) return plan_all_gather_gemm(options, call.slices.rows, axis);
-  return plan_sliced_all_gather_gemm(options, call.slices.rows,
-                                     which == SlicedPlan::kSerial ? 1 : call.num_slices, axis);
+  return plan_sliced_all_gather_gemm(options, call.slices.rows, num_slices_of(call, which), axis);
 }
 
 OverlapPlan plan_reduce(const SlicedCall& call, const PlanOptions& options, SlicedPlan which) {
   if (which == SlicedPlan::kTailFree) return plan_tail_free_reduce_scatter(options, call.slices.rows);
-  return plan_reduce_scatter_in_slices(options, call.slices.rows,
-                                       which == SlicedPlan::kSerial ? 1 : call.num_slices);
+  return plan_reduce_scatter_in_slices(options, call.slices.rows, num_slices_of(call, which));
+}
+
+OverlapPlan plan_heads(const SlicedCall& call, const PlanOptions& options, SlicedPlan which) {
+  if (which == SlicedPlan::kTailFree) return plan_gemm_all_to_all(options, call.slices);
+  return plan_sliced_gemm_all_to_all(options, call.slices, num_slices_of(call, which));
+}
+
+OverlapPlan plan_from_heads(const SlicedCall& call, const PlanOptions& options, SlicedPlan which) {
+  if (which == SlicedPlan::kTailFree) return plan_all_to_all_gemm(options, call.slices);
+  return plan_sliced_all_to_all_gemm(options, call.slices, num_slices_of(call, which));
 }
 
 }  // namespace
@@ -29,10 +41,6 @@ bool along_heads(SlicedOp op) {
 }
 
 OverlapPlan plan_sliced_call(const SlicedCall& call, const PlanOptions& options, SlicedPlan which) {
-  if (which == SlicedPlan::kSliced && along_heads(call.op)) {
-    core::fail(ErrorKind::kBadArgument, "along heads there is no baseline in slices; expected serial");
-  }
-  const bool tail_free = which == SlicedPlan::kTailFree;
   switch (call.op) {
     case SlicedOp::kAllGatherGemm:
     case SlicedOp::kShardedWeight:
@@ -41,11 +49,9 @@ OverlapPlan plan_sliced_call(const SlicedCall& call, const PlanOptions& options,
     case SlicedOp::kGradient:
       return plan_reduce(call, options, which);
     case SlicedOp::kHeads:
-      return tail_free ? plan_gemm_all_to_all(options, call.slices)
-                       : plan_serial_gemm_all_to_all(options, call.slices);
+      return plan_heads(call, options, which);
     case SlicedOp::kFromHeads:
-      return tail_free ? plan_all_to_all_gemm(options, call.slices)
-                       : plan_serial_all_to_all_gemm(options, call.slices);
+      return plan_from_heads(call, options, which);
   }
   core::fail(ErrorKind::kInternal, "operator {} is not known here", static_cast<int>(call.op));
 }

@@ -21,7 +21,7 @@ enum class SlicedOp {
 enum class SlicedPlan {
   kTailFree,
   kSerial,  ///< One collective.
-  kSliced,  ///< The slicing baseline. Not along heads.
+  kSliced,  ///< The slicing baseline.
 };
 
 struct SlicedCall {
@@ -30,7 +30,7 @@ struct SlicedCall {
   std::int64_t num_slices = 1;  ///< Of the slicing baseline, >= 1.
 };
 
-/// Attention's operators, whose slices are heads. They have no slicing baseline.
+/// Attention's operators, whose slices are heads.
 [[nodiscard]] bool along_heads(SlicedOp op);
 
 /// `options.m`, `n` and `k` mean what they mean in GemmOptions of this operator. Throws Error(kBadArgument)

@@ -118,6 +118,16 @@ std::int32_t rank_after(std::int32_t rank, std::int32_t steps, std::int32_t worl
   return static_cast<std::int32_t>((rank + steps % world_size + world_size) % world_size);
 }
 
+SendChannels::SendChannels(std::int64_t asked, std::int64_t otherwise, std::int32_t world_size)
+    : world_size_(world_size) {
+  if (asked < 0) {
+    core::fail(ErrorKind::kBadArgument, "send_channels is {}; expected at least 1, or 0: chosen", asked);
+  }
+  // There are no more slices to send than other ranks.
+  const std::int64_t most = std::max(1, world_size - 1);
+  count_ = static_cast<std::int32_t>(std::min(asked == 0 ? otherwise : asked, most));
+}
+
 Transfer send_to(std::int32_t peer, std::int32_t channel, Trigger trigger, const Region& source) {
   Transfer transfer;
   transfer.kind = TransferKind::kSend;
@@ -128,10 +138,11 @@ Transfer send_to(std::int32_t peer, std::int32_t channel, Trigger trigger, const
   return transfer;
 }
 
-Transfer receive_from(std::int32_t peer, const Region& destination, std::int64_t slice) {
+Transfer receive_from(std::int32_t peer, std::int32_t channel, const Region& destination,
+                      std::int64_t slice) {
   Transfer transfer;
   transfer.kind = TransferKind::kReceive;
-  transfer.channel = peer;
+  transfer.channel = channel;
   transfer.peer = peer;
   transfer.destination = destination;
   transfer.slice = slice;
@@ -162,11 +173,13 @@ void check_num_slices(std::int64_t num_slices) {
 }
 
 std::uint64_t hash_slices(std::string_view operation, const PlanOptions& options,
-                          const std::vector<std::int64_t>& begins, SliceAxis axis, std::int64_t parts) {
+                          const std::vector<std::int64_t>& begins, SliceAxis axis, std::int64_t parts,
+                          std::int64_t channels) {
   AgreementHash hash = hash_options(operation, options, {});
   hash.add(std::span(begins));
   hash.add(name_of(axis));
   hash.add(parts);
+  hash.add(channels);
   return hash.value();
 }
 

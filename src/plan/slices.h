@@ -45,12 +45,34 @@ class Slices {
 };
 
 /// The rank `steps` after `rank`: in step d rank r sends to rank_after(r, d) and receives from
-/// rank_after(r, -d), so that no two ranks use the same link at once. Transfers from a rank are on the
-/// channel of its number: it sends one after the other, and nothing that it sends waits for what it receives.
+/// rank_after(r, -d), so that no two ranks use the same link at once.
 std::int32_t rank_after(std::int32_t rank, std::int32_t steps, std::int32_t world_size);
 
+/// In which channel each message travels. Channels are of the sender, so that nothing that it sends waits for
+/// what it receives; step after step takes the next, and all of one slice is in one.
+class SendChannels {
+ public:
+  /// `asked`: SliceOptions::send_channels; `otherwise` where that is 0. Throws Error(kBadArgument) for a
+  /// negative number.
+  SendChannels(std::int64_t asked, std::int64_t otherwise, std::int32_t world_size);
+
+  /// Of what `sender` sends in `step` (1, 2, …).
+  [[nodiscard]] std::int32_t of(std::int32_t sender, std::int32_t step) const {
+    return sender + (step - 1) % count_ * world_size_;
+  }
+  [[nodiscard]] std::int64_t count() const { return count_; }
+
+ private:
+  std::int32_t world_size_;
+  std::int32_t count_;
+};
+
+/// Of `SendChannels`: where slices are sent as they are computed, and where all are there at the start.
+constexpr std::int64_t kChannelsOfComputed = 2;
+constexpr std::int64_t kChannelsOfGiven = 1;
+
 Transfer send_to(std::int32_t peer, std::int32_t channel, Trigger trigger, const Region& source);
-Transfer receive_from(std::int32_t peer, const Region& destination, std::int64_t slice);
+Transfer receive_from(std::int32_t peer, std::int32_t channel, const Region& destination, std::int64_t slice);
 
 /// Throws Error(kBadArgument) when options.partition is not empty: slices take its place.
 void check_no_partition(const PlanOptions& options);
@@ -61,6 +83,7 @@ void check_num_slices(std::int64_t num_slices);
 
 /// The hash of a call with these slices; see hash_options.
 std::uint64_t hash_slices(std::string_view operation, const PlanOptions& options,
-                          const std::vector<std::int64_t>& begins, SliceAxis axis, std::int64_t parts);
+                          const std::vector<std::int64_t>& begins, SliceAxis axis, std::int64_t parts,
+                          std::int64_t channels);
 
 }  // namespace flashoverlap::plan

@@ -19,8 +19,9 @@ constexpr std::int64_t kLeastParts = 2;
 
 class Builder {
  public:
-  Builder(const PlanOptions& options, const plan::Slices& slices, std::int64_t parts, OverlapPlan& plan)
-      : options_(options), slices_(slices), parts_(parts), plan_(plan) {}
+  Builder(const PlanOptions& options, const plan::Slices& slices, std::int64_t parts,
+          const plan::SendChannels& channels, OverlapPlan& plan)
+      : options_(options), slices_(slices), parts_(parts), channels_(channels), plan_(plan) {}
 
   void build() {
     segments_.resize(index(plan_.grid.num_tiles()));
@@ -73,7 +74,7 @@ class Builder {
         segments_[index(t)].push_back({0, tile.rows, plan_.packed_size});
         plan_.packed_size += tile.size();
       }
-      plan_.transfers.push_back(plan::send_to(target, options_.rank, complete,
+      plan_.transfers.push_back(plan::send_to(target, channels_.of(options_.rank, step), complete,
                                               {BufferKind::kPacked, begin, plan_.packed_size - begin}));
     }
   }
@@ -95,13 +96,14 @@ class Builder {
       }
       const Region region{BufferKind::kReceived, begin, plan_.received_size - begin};
       plan_.slices.push_back({source, region});
-      plan_.transfers.push_back(plan::receive_from(source, region, slice));
+      plan_.transfers.push_back(plan::receive_from(source, channels_.of(source, step), region, slice));
     }
   }
 
   const PlanOptions& options_;
   const plan::Slices& slices_;
   std::int64_t parts_;
+  plan::SendChannels channels_;
   OverlapPlan& plan_;
   std::vector<std::vector<PlacementSegment>> segments_;  // by tile
 };
@@ -115,11 +117,12 @@ OverlapPlan plan_tail_free_reduce_scatter(const PlanOptions& options, const Slic
   const std::vector<std::int64_t> begins = slice_begins(slices, options.m, options.world_size);
   const plan::Slices cut(options, begins, SliceAxis::kRows);
   OverlapPlan plan = plan::start_plan(kOperation, options, cut.grid());
-  plan.agreement =
-      plan::hash_slices("tail-free gemm-reduce-scatter", options, begins, SliceAxis::kRows, slices.parts);
+  const plan::SendChannels channels(slices.send_channels, plan::kChannelsOfComputed, options.world_size);
+  plan.agreement = plan::hash_slices("tail-free gemm-reduce-scatter", options, begins, SliceAxis::kRows,
+                                     slices.parts, channels.count());
   plan.output_rows = cut.size(options.rank);
   plan.output_row_shift = -cut.begin(options.rank);
-  Builder(options, cut, slices.parts, plan).build();
+  Builder(options, cut, slices.parts, channels, plan).build();
   return plan;
 }
 

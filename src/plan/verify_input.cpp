@@ -92,6 +92,14 @@ Verdict check_tile_waits(const OverlapPlan& plan, std::int64_t t, std::span<cons
   return all_arrives && next < end ? nothing_arrives() : Verdict{};
 }
 
+/// Where rank r's rows of a block's columns begin in the input buffer of the rank that has them, whose first
+/// column is `first_column`. Where that rank's columns are several blocks, its buffer holds one after the
+/// other, each dense with the rows of all ranks.
+std::int64_t input_element(const InputBlock& block, std::span<const std::int64_t> rows, std::size_t r,
+                           std::int64_t first_column) {
+  return rows.back() * (block.k_begin - first_column) + rows[r] * block.depth;
+}
+
 /// Elements of a rank's received buffer and where they come from, against one of its input blocks.
 Verdict check_block_origin(Plans plans, std::size_t r, const PlacedBlock& placed, const Arrival& arrival,
                            std::span<const std::int64_t> rows, std::span<const std::int64_t> columns) {
@@ -99,12 +107,11 @@ Verdict check_block_origin(Plans plans, std::size_t r, const PlacedBlock& placed
   const std::int64_t end = block.offset + plans[r].grid.rows() * block.depth;
   if (arrival.end <= block.offset || arrival.begin >= end) return {};
   const std::size_t s = arrival.source;
-  const std::int64_t depth = plans[s].input_cols;
-  if (block.k_begin != columns[s] || block.depth != depth) {
+  if (block.k_begin < columns[s] || block.k_begin + block.depth > columns[s + 1]) {
     return no("rank {}: input block {} has columns [{}, {}), but rank {} sends columns [{}, {}) there", r,
-              placed.number, block.k_begin, block.k_begin + block.depth, s, columns[s], columns[s] + depth);
+              placed.number, block.k_begin, block.k_begin + block.depth, s, columns[s], columns[s + 1]);
   }
-  const std::int64_t expected = rows[r] * depth + arrival.begin - block.offset;
+  const std::int64_t expected = input_element(block, rows, r, columns[s]) + arrival.begin - block.offset;
   if (arrival.offset == expected) return {};
   return no("rank {}: input block {} takes element {} of rank {}'s input at element {}; expected element {}",
             r, placed.number, arrival.offset, s, arrival.begin, expected);
@@ -164,16 +171,22 @@ Verdict check_input_origins(Plans plans, const Matching& matching) {
   }
   const auto arrivals = arrivals_from(plans, matching, BufferKind::kInput);
   for (std::size_t r = 0; r < plans.size(); ++r) {
+    const std::int64_t k = plans[r].grid.k();
+    if (plans[r].grid.rows() > 0 && !plans[r].input_blocks.empty() && columns.back() != k) {
+      return no("rank {}: the main loop has {} elements, but the inputs of all ranks have {} columns", r, k,
+                columns.back());
+    }
     for (const PlacedBlock& placed : place_blocks(plans[r])) {
       const InputBlock& block = placed.block;
       if (block.buffer == BufferKind::kInput) {
-        const std::int64_t width = plans[r].input_cols;
-        if (block.k_begin == columns[r] && block.depth == width && block.offset == rows[r] * width) continue;
+        const bool inside = block.k_begin >= columns[r] && block.k_begin + block.depth <= columns[r + 1];
+        const std::int64_t offset = input_element(block, rows, r, columns[r]);
+        if (inside && block.offset == offset) continue;
         return no(
             "rank {}: input block {} has columns [{}, {}), from element {} of the input buffer on; expected "
-            "[{}, {}), from element {} on",
+            "inside [{}, {}), from element {} on",
             r, placed.number, block.k_begin, block.k_begin + block.depth, block.offset, columns[r],
-            columns[r] + width, rows[r] * width);
+            columns[r + 1], offset);
       }
       for (const Arrival& arrival : arrivals[r]) {
         if (Verdict v = check_block_origin(plans, r, placed, arrival, rows, columns); !v) return v;

@@ -38,6 +38,7 @@ class TileCompute final : public RankCompute {
         timeline_(timeline) {
     for (const std::int64_t begin : plan.passes()) pass_begins_.push_back(fraction_at(begin));
     passes_done_.resize(static_cast<std::size_t>(plan.grid.num_tiles()), 0);
+    gates_passed_.resize(static_cast<std::size_t>(plan.grid.num_tiles()), 0);
     gates_.resize(static_cast<std::size_t>(plan.grid.num_tiles()));
     for (const Gate& gate : plan.gates) gates_[static_cast<std::size_t>(gate.tile)].push_back(gate);
     for (std::vector<Gate>& gates : gates_) {
@@ -111,9 +112,11 @@ class TileCompute final : public RankCompute {
     if (unit.tile < 0 && !take_next_tile(unit, now_us)) return -1;
     if (passes_done_[static_cast<std::size_t>(unit.tile)] < unit.pass) {
       unit.waits_for_pass = true;
+      ++units_between_passes_;
       return -1;
     }
     const std::vector<Gate>& gates = gates_[static_cast<std::size_t>(unit.tile)];
+    unit.next_gate = std::max(unit.next_gate, gates_passed_[static_cast<std::size_t>(unit.tile)]);
     while (unit.next_gate < gates.size()) {
       const Gate& gate = gates[unit.next_gate];
       const double fraction = fraction_before(gate);
@@ -175,6 +178,7 @@ class TileCompute final : public RankCompute {
     record(unit, index, now_us, SpanKind::kCompute);
     if (!in_last_pass(unit)) {
       ++passes_done_[static_cast<std::size_t>(unit.tile)];
+      gates_passed_[static_cast<std::size_t>(unit.tile)] = unit.next_gate;
       wake_next_pass(unit.tile, work_us, now_us);
       unit.tile = -1;
       return -1;
@@ -187,10 +191,12 @@ class TileCompute final : public RankCompute {
   }
 
   void wake_next_pass(std::int64_t tile, double work_us, double now_us) {
+    if (units_between_passes_ == 0) return;  // nearly always
     for (std::size_t other = 0; other < units_.size(); ++other) {
       Unit& unit = units_[other];
       if (!unit.waits_for_pass || unit.tile != tile) continue;
       unit.waits_for_pass = false;
+      --units_between_passes_;
       unit.span_begin_us = now_us;
       ready_.emplace(work_us, other);
     }
@@ -213,10 +219,12 @@ class TileCompute final : public RankCompute {
   Jitter jitter_;
   std::int32_t rank_;
   Timeline* timeline_;
-  std::vector<double> pass_begins_;       ///< As fractions of a tile.
-  std::vector<std::size_t> passes_done_;  ///< By tile.
-  std::vector<std::vector<Gate>> gates_;  ///< By tile.
-  std::vector<bool> arrived_;             ///< By slice.
+  std::vector<double> pass_begins_;        ///< As fractions of a tile.
+  std::vector<std::size_t> passes_done_;   ///< By tile.
+  std::vector<std::size_t> gates_passed_;  ///< By tile: in earlier passes, so that none is looked at twice.
+  std::int64_t units_between_passes_ = 0;  ///< That wait for another unit's pass.
+  std::vector<std::vector<Gate>> gates_;   ///< By tile.
+  std::vector<bool> arrived_;              ///< By slice.
   std::vector<Unit> units_;
   using Ready = std::pair<double, std::size_t>;  // work time, unit
   std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready_;

@@ -31,6 +31,24 @@ std::int64_t waves_with(const OpenCall& call, const TileShape& tile) {
   return call.waves(options);
 }
 
+PlanOptions with_groups(const OpenCall& call, const TunedCall& tuned) {
+  PlanOptions options = call.options;
+  options.tile_m = tuned.tile.tile_m;
+  options.tile_n = tuned.tile.tile_n;
+  options.swizzle = tuned.tile.swizzle;
+  options.partition = tuned.partition;
+  return options;
+}
+
+/// The same tile, all waves in one group.
+TunedCall without_overlap(TunedCall tuned) {
+  const auto waves = std::accumulate(tuned.partition.begin(), tuned.partition.end(), std::int64_t{0});
+  tuned.partition.clear();
+  if (waves > 0) tuned.partition.push_back(waves);
+  tuned.explanation = "one group: no overlap";
+  return tuned;
+}
+
 std::string describe(const std::vector<std::int64_t>& partition) {
   if (partition.size() < 2) return "one group: no overlap";
   return fmt::format("{} groups ({})", partition.size(), fmt::join(partition, ","));
@@ -83,7 +101,7 @@ TunedCall CallTuner::choose(const OpenCall& call) const {
 
 std::optional<PartsChoice> CallTuner::choose_parts(const PartsRequest& request) const {
   if (!options_.machine) return std::nullopt;
-  static_cast<void>(request.plan(0, 0));  // what does not hold is the caller's error, not the machine's
+  static_cast<void>(request.plan(0, request.given));  // what does not hold is not the machine's fault
   try {
     PartsChoice choice = flashoverlap::choose_parts(request, *options_.machine);
     if (options_.on_parts) options_.on_parts(choice);
@@ -93,6 +111,50 @@ std::optional<PartsChoice> CallTuner::choose_parts(const PartsRequest& request) 
     if (options_.warn) {
       options_.warn(
           fmt::format("{}: parts of slices are not predicted: {}", request.operation, error.what()));
+    }
+    return std::nullopt;
+  }
+}
+
+std::optional<OverlapDecision> CallTuner::choose_overlap(const OpenCall& groups,
+                                                         const PartsRequest& slices) const {
+  static_cast<void>(slices.plan(0, slices.given));  // what does not hold is the caller's error
+  std::optional<OverlapDecision> decision;
+  if (options_.machine) {
+    decision = simulate_overlaps(groups, slices);
+  } else if (std::optional<TunedCall> tuned = from_cache(groups)) {
+    decision = {.way = OverlapWay::kSignal,
+                .groups = *tuned,
+                .cut = {},
+                .reason = fmt::format("signal: {}; what tail-free takes is not known without a machine "
+                                      "profile",
+                                      tuned->explanation)};
+  }
+  if (decision && options_.on_overlap) options_.on_overlap(*decision);
+  return decision;
+}
+
+std::optional<OverlapDecision> CallTuner::simulate_overlaps(const OpenCall& groups,
+                                                            const PartsRequest& slices) const {
+  TunedCall tuned = decide(groups);
+  const auto plan_with = [&groups](const TunedCall& choice) {
+    return [&groups, options = with_groups(groups, choice)](std::int32_t rank) {
+      PlanOptions of_rank = options;
+      of_rank.rank = rank;
+      return groups.build(of_rank);
+    };
+  };
+  try {
+    const TunedCall serial = without_overlap(tuned);
+    const OverlapRequest request{
+        .tail_free = slices, .signal = plan_with(tuned), .serial = plan_with(serial)};
+    OverlapChoice choice = flashoverlap::choose_overlap(request, *options_.machine);
+    if (choice.way == OverlapWay::kSerial) tuned = serial;
+    return OverlapDecision{choice.way, std::move(tuned), choice.parts.cut, std::move(choice.reason)};
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kBadArgument) throw;
+    if (options_.warn) {
+      options_.warn(fmt::format("{}: ways to overlap are not predicted: {}", slices.operation, error.what()));
     }
     return std::nullopt;
   }

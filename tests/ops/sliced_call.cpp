@@ -30,7 +30,7 @@ Matrix random_matrix(std::mt19937_64& rng, std::int64_t rows, std::int64_t cols,
 }
 
 SliceOptions random_slices(std::mt19937_64& rng, std::int64_t size, int world_size) {
-  SliceOptions slices{.sizes = {}, .parts = pick(rng, 0, 4)};
+  SliceOptions slices{.sizes = {}, .parts = pick(rng, 0, 4), .send_channels = pick(rng, 0, 3)};
   if (pick(rng, 0, 2) == 0) return slices;
   std::vector<std::int64_t> cuts{0, size};
   for (int i = 1; i < world_size; ++i) cuts.push_back(pick(rng, 0, size));
@@ -81,6 +81,24 @@ Matrix own_columns(const SlicedCall& call, const Matrix& whole, int rank) {
   return part;
 }
 
+/// The same elements in `num_pieces` pieces of columns, one dense matrix after the other, as one row.
+Matrix in_pieces(const Matrix& whole, std::int64_t num_pieces) {
+  Matrix pieces(1, whole.rows() * whole.cols(), whole.dtype());
+  std::int64_t next = 0;
+  for (std::int64_t piece = 0; piece < num_pieces; ++piece) {
+    const std::int64_t begin = piece * whole.cols() / num_pieces;
+    const std::int64_t end = (piece + 1) * whole.cols() / num_pieces;
+    for (std::int64_t i = 0; i < whole.rows(); ++i) {
+      for (std::int64_t j = begin; j < end; ++j) pieces.set(0, next++, whole.at(i, j));
+    }
+  }
+  return pieces;
+}
+
+std::int64_t num_slices_of(const SlicedCall& call) {
+  return 1 + call.options.m % 4;
+}
+
 /// This rank's columns of the product that its output has.
 std::pair<std::int64_t, std::int64_t> columns_of(const SlicedCall& call, int rank) {
   if (call.kind != SlicedKind::kHeads) return {0, call.options.n};
@@ -106,10 +124,13 @@ Matrix run(GemmOperator& op, const SlicedCall& call, int rank, const Matrix& bia
   const Matrix a = gathers_a                             ? only_rows(inputs.a, begin, end)
                    : call.kind == SlicedKind::kFromHeads ? own_columns(call, inputs.a, rank)
                                                          : inputs.a;
+  const bool takes_pieces = call.kind == SlicedKind::kFromHeads && method == Method::kSliced;
+  const Matrix pieces = takes_pieces ? in_pieces(a, num_slices_of(call)) : Matrix(0, 0, call.options.dtype);
   const Matrix b = gathers_b ? only_rows(inputs.b, begin, end) : inputs.b;
   const std::int64_t cols = bias.cols();
   Matrix out(op.output_rows(), cols, call.options.dtype, cols + call.output_padding);
   Operands operands = operands_of(a, b, out);
+  if (takes_pieces) operands.a = pieces.data();
   if (call.with_bias) operands.epilogue.bias = bias.data();
   operands.epilogue.activation = call.activation;
   op(operands, method);
@@ -200,7 +221,7 @@ SlicedCall make_sliced_call(std::mt19937_64& rng, std::int64_t largest) {
 }
 
 std::unique_ptr<GemmOperator> make_operator(Context& context, const SlicedCall& call) {
-  const BaselineOptions baseline{.num_slices = 1 + call.options.m % 4};
+  const BaselineOptions baseline{.num_slices = num_slices_of(call)};
   switch (call.kind) {
     case SlicedKind::kAllGather:
       return std::make_unique<AllGatherGemm>(context, call.options, call.slices);
@@ -212,9 +233,9 @@ std::unique_ptr<GemmOperator> make_operator(Context& context, const SlicedCall& 
     case SlicedKind::kGradient:
       return std::make_unique<GradientReduceScatter>(context, call.options, call.slices, baseline);
     case SlicedKind::kHeads:
-      return std::make_unique<GemmAllToAll>(context, call.options, call.heads);
+      return std::make_unique<GemmAllToAll>(context, call.options, call.heads, baseline);
     case SlicedKind::kFromHeads:
-      return std::make_unique<AllToAllGemm>(context, call.options, call.heads);
+      return std::make_unique<AllToAllGemm>(context, call.options, call.heads, baseline);
   }
   return nullptr;
 }
@@ -229,10 +250,26 @@ void check_call(GemmOperator& op, const SlicedCall& call, int rank) {
   if (reduces(call)) {
     EXPECT_TRUE(run(op, call, rank, bias, Method::kSliced) == serial) << "sliced differs on rank " << rank;
   }
+  if (call.kind == SlicedKind::kHeads) {
+    const Matrix sliced = run(op, call, rank, bias, Method::kSliced);
+    const std::vector<std::int64_t> order = sliced_rows(call.heads.rows, call.options.m, call.world_size,
+                                                        call.options.tile_m, num_slices_of(call));
+    for (std::int64_t i = 0; i < sliced.rows(); ++i) {
+      for (std::int64_t j = 0; j < sliced.cols(); ++j) {
+        const std::int64_t row = order[static_cast<std::size_t>(i)];
+        ASSERT_EQ(sliced.at(i, j), serial.at(row, j)) << "row " << row << " of rank " << rank;
+      }
+    }
+  }
+  const Matrix other = call.kind == SlicedKind::kFromHeads ? run(op, call, rank, bias, Method::kSliced)
+                                                           : Matrix(0, 0, call.options.dtype);
   const std::int64_t rows = serial.rows();
   const std::int64_t row_cost = std::max<std::int64_t>(1, serial.cols() * call.options.k * call.world_size);
   const std::int64_t step = std::max<std::int64_t>(1, rows * row_cost / kReferenceBudget);
-  for (std::int64_t row = rank % step; row < rows; row += step) check_row(serial, row, call, rank, bias);
+  for (std::int64_t row = rank % step; row < rows; row += step) {
+    check_row(serial, row, call, rank, bias);
+    if (other.rows() > 0) check_row(other, row, call, rank, bias);  // summed in another order
+  }
 }
 
 }  // namespace flashoverlap::test

@@ -36,7 +36,7 @@ std::string to_text(const SlicedCall& call);
 /// Sizes up to about `largest`; slices of any sizes, some empty.
 SlicedCall make_sliced_call(std::mt19937_64& rng, std::int64_t largest);
 
-/// Collective. With a sliced baseline where its rows come in order.
+/// Collective. With a sliced baseline, but where it gathers a matrix in another order.
 std::unique_ptr<GemmOperator> make_operator(Context& context, const SlicedCall& call);
 
 /// Runs the call overlapped (twice), serially and sliced on this rank: same bits, guards intact, gathered

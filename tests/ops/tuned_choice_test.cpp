@@ -209,12 +209,71 @@ TEST(TunedChoice, SlicesAreCutAsPaysOnTheMachineOfRankZero) {
   EXPECT_GT(num_transfers(0.05, 0, slow), num_transfers(1000, 0, quick));
   ASSERT_EQ(slow.size(), 2U);
   ASSERT_EQ(quick.size(), 2U);
-  for (const PartsChoice& choice : slow) EXPECT_GT(choice.parts, 2) << choice.reason;
-  for (const PartsChoice& choice : quick) EXPECT_EQ(choice.parts, 0) << choice.reason;
+  for (const PartsChoice& choice : slow) EXPECT_GT(choice.cut.parts, 2) << choice.reason;
+  for (const PartsChoice& choice : quick) EXPECT_EQ(choice.cut.parts, 0) << choice.reason;
   std::vector<PartsChoice> given;
   // Two exchanges with two others, sent and received, of three parts.
   EXPECT_EQ(num_transfers(0.05, 3, given), 2 * 2 * 2 * 3);
-  EXPECT_TRUE(given.empty());
+  for (const PartsChoice& choice : given) EXPECT_EQ(choice.cut.parts, 3) << choice.reason;
+}
+
+/// What rank 0's machine, of hosts with `ranks_of_host` ranks, makes of OverlapMethod::kAuto on 4 ranks.
+struct AutoCall {
+  OverlapMethod method = OverlapMethod::kAuto;
+  std::vector<std::int64_t> partition;
+  std::int64_t num_groups = 0;
+  std::vector<OverlapDecision> heard;
+};
+
+AutoCall auto_call(std::int64_t ranks_of_host, double host_gbps) {
+  AutoCall call;
+  std::vector<std::shared_ptr<const CallTuner>> tuners;
+  for (int rank = 0; rank < 4; ++rank) {
+    CallTuner::Options options;
+    options.machine = machine(3);
+    if (rank == 0) {
+      options.machine->levels[0].ranks = ranks_of_host;
+      options.machine->levels.push_back({.name = "host",
+                                         .ranks = 0,
+                                         .ports = 1,
+                                         .latency_us = 1,
+                                         .bandwidth_gbps = host_gbps,
+                                         .source = "test"});
+      options.on_overlap = [&call](const OverlapDecision& decision) { call.heard.push_back(decision); };
+    }
+    if (rank != 0) options.on_overlap = [](const OverlapDecision&) { ADD_FAILURE() << "asked"; };
+    tuners.push_back(std::make_shared<const CallTuner>(std::move(options)));
+  }
+  std::mutex mutex;
+  run_ranks(4, {}, [&](const std::shared_ptr<Communicator>& communicator) {
+    ContextOptions context_options;
+    context_options.num_threads = 2;
+    Context context(communicator, context_options);
+    context.set_tuner(tuners[static_cast<std::size_t>(communicator->rank())]);
+    const GemmOptions options{.m = 4096, .n = 128, .k = 64};
+    const GemmReduceScatter op(context, options, OverlapMethod::kAuto);
+    const std::lock_guard lock(mutex);
+    if (call.method == OverlapMethod::kAuto) {
+      call.method = op.method();
+      call.partition = op.plan().partition();
+      call.num_groups = std::ssize(op.plan().groups);
+    }
+    EXPECT_EQ(op.method(), call.method);
+    EXPECT_EQ(std::ssize(op.plan().groups), call.num_groups);
+  });
+  return call;
+}
+
+TEST(TunedChoice, TheWayToOverlapIsTheQuickestOnTheMachineOfRankZero) {
+  const AutoCall alike = auto_call(4, 1);
+  ASSERT_EQ(alike.heard.size(), 1U);
+  EXPECT_EQ(alike.method, OverlapMethod::kTailFree) << alike.heard[0].reason;
+  const AutoCall hosts = auto_call(2, 0.05);
+  EXPECT_EQ(hosts.method, OverlapMethod::kSignal);
+  ASSERT_EQ(hosts.heard.size(), 1U);
+  EXPECT_NE(hosts.heard[0].way, OverlapWay::kTailFree) << hosts.heard[0].reason;
+  EXPECT_EQ(hosts.partition, hosts.heard[0].groups.partition);
+  ASSERT_EQ(alike.heard.size(), 1U);
 }
 
 }  // namespace

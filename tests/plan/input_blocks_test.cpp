@@ -20,11 +20,12 @@ std::string reason_of(const Plans& plans) {
   return verify(std::span<const OverlapPlan>(plans)).reason;
 }
 
-Plans plans_of(PlanOptions options, const HeadSlices& heads, bool serial = false) {
+/// `num_slices`: of the baseline; 0: tail-free.
+Plans plans_of(PlanOptions options, const HeadSlices& heads, std::int64_t num_slices = 0) {
   Plans plans;
   for (options.rank = 0; options.rank < options.world_size; ++options.rank) {
-    plans.push_back(serial ? plan_serial_all_to_all_gemm(options, heads)
-                           : plan_all_to_all_gemm(options, heads));
+    plans.push_back(num_slices > 0 ? plan_sliced_all_to_all_gemm(options, heads, num_slices)
+                                   : plan_all_to_all_gemm(options, heads));
   }
   return plans;
 }
@@ -51,7 +52,7 @@ TEST(InputBlocks, HoldWhatOtherRanksHaveThere) {
       {[](Plans& p) { p[1].transfers[0].source.offset = 3; },
        "rank 0: input block 1 takes element 3 of rank 1's input at element 0; expected element 0"},
       {[](Plans& p) { p[0].input_blocks[0].offset = 3; },
-       "from element 3 of the input buffer on; expected [0, 3), from element 0 on"}};
+       "from element 3 of the input buffer on; expected inside [0, 3), from element 0 on"}};
   ASSERT_EQ(reason_of(plans_of(small(), {})), "");
   for (const auto& [change, expected] : cases) {
     Plans plans = plans_of(small(), {});
@@ -121,7 +122,7 @@ TEST_F(InputBlockMutations, AnyChangedNumberIsNoticed) {
     options.tile_m = pick(1, 12);
     options.tile_n = pick(1, 12);
     const HeadSlices heads{slices(options.m, options.world_size), slices(options.k, options.world_size)};
-    Plans plans = plans_of(options, heads, pick(0, 3) == 0);
+    Plans plans = plans_of(options, heads, std::max<std::int64_t>(0, pick(-3, 3)));
     OverlapPlan& plan = plans[static_cast<std::size_t>(pick(0, options.world_size - 1))];
     const bool has_empty =
         plan.schedule.empty() ||

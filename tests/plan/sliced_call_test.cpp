@@ -36,7 +36,7 @@ class SlicedCalls : public SeededTest {
     std::vector<std::int64_t> cuts{0, size};
     for (std::int32_t i = 1; i < world_size; ++i) cuts.push_back(pick(0, size));
     std::ranges::sort(cuts);
-    SliceOptions made{.sizes = {}, .parts = pick(0, 3)};
+    SliceOptions made{.sizes = {}, .parts = pick(0, 3), .send_channels = pick(0, 3)};
     for (std::size_t i = 1; i < cuts.size(); ++i) made.sizes.push_back(cuts[i] - cuts[i - 1]);
     return made;
   }
@@ -76,7 +76,6 @@ TEST_F(SlicedCalls, PlansOfAllRanksHoldTogether) {
       for (const OverlapPlan& plan : tail_free) EXPECT_EQ(collectives(plan), 0) << plan.operation;
       for (const OverlapPlan& plan : serial) EXPECT_LE(collectives(plan), 1) << plan.operation;
       EXPECT_EQ(serial[0].output_cols, tail_free[0].output_cols);
-      if (plan::along_heads(op)) continue;
       const auto sliced = plans_of(made, chosen, SlicedPlan::kSliced);
       EXPECT_TRUE(verify(sliced)) << verify(sliced).reason;
       for (const OverlapPlan& plan : sliced) EXPECT_LE(collectives(plan), made.num_slices) << plan.operation;
@@ -86,7 +85,6 @@ TEST_F(SlicedCalls, PlansOfAllRanksHoldTogether) {
 
 TEST_F(SlicedCalls, OneSliceIsSerial) {
   for (const SlicedOp op : kOps) {
-    if (plan::along_heads(op)) continue;
     const PlanOptions chosen = options();
     SlicedCall made = call(op, chosen);
     made.num_slices = 1;
@@ -97,13 +95,12 @@ TEST_F(SlicedCalls, OneSliceIsSerial) {
 
 TEST_F(SlicedCalls, BadCallsSayWhatIsExpected) {
   const PlanOptions chosen = options();
-  SlicedCall made = call(SlicedOp::kHeads, chosen);
+  SlicedCall made;
   const auto refuse = [&](const char* message) {
     FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, message,
                               static_cast<void>(plan_sliced_call(made, chosen, SlicedPlan::kSliced)));
   };
-  refuse("along heads there is no baseline in slices; expected serial");
-  for (const SlicedOp op : {SlicedOp::kGradient, SlicedOp::kAllGatherGemm}) {
+  for (const SlicedOp op : kOps) {
     made = call(op, chosen);
     made.num_slices = 0;
     refuse("num_slices is 0; it must be at least 1");

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "flashoverlap/plan_builders.h"
 #include "support/seed.h"
@@ -51,9 +52,9 @@ struct Case {
       case Kind::kReduceScatter:
         return plan_reduce_scatter(own, slices);
       case Kind::kHeads:
-        return plan_serial_gemm_all_to_all(own, heads);
+        return plan_sliced_gemm_all_to_all(own, heads, num_slices);
       case Kind::kFromHeads:
-        return plan_serial_all_to_all_gemm(own, heads);
+        return plan_sliced_all_to_all_gemm(own, heads, num_slices);
     }
     return {};
   }
@@ -68,12 +69,12 @@ struct Case {
   }
   [[nodiscard]] std::string text() const {
     return fmt::format(
-        "kind {} world {} m {} n {} k {} tile {}x{} swizzle {} units {} slices [{}] parts {} "
-        "rows [{}] columns [{}] parts {}",
+        "kind {} world {} m {} n {} k {} tile {}x{} swizzle {} units {} slices [{}] parts {} channels {} "
+        "rows [{}] columns [{}] parts {} channels {}",
         static_cast<int>(kind), options.world_size, options.m, options.n, options.k, options.tile_m,
         options.tile_n, options.swizzle, options.resources.compute_units, fmt::join(slices.sizes, ","),
-        slices.parts, fmt::join(heads.rows.sizes, ","), fmt::join(heads.columns.sizes, ","),
-        heads.columns.parts);
+        slices.parts, slices.send_channels, fmt::join(heads.rows.sizes, ","),
+        fmt::join(heads.columns.sizes, ","), heads.columns.parts, heads.columns.send_channels);
   }
 };
 
@@ -81,7 +82,7 @@ class TailFreePlans : public SeededTest {
  protected:
   /// Uneven, some empty; or left to the library.
   SliceOptions slices(std::int64_t size, std::int32_t world_size) {
-    SliceOptions slices{.sizes = {}, .parts = pick(0, 4)};
+    SliceOptions slices{.sizes = {}, .parts = pick(0, 4), .send_channels = pick(0, 4)};
     if (pick(0, 2) == 0) return slices;
     std::vector<std::int64_t> cuts{0, size};
     for (std::int32_t i = 1; i < world_size; ++i) cuts.push_back(pick(0, size));
@@ -437,6 +438,47 @@ TEST_F(TailFreePlans, OrderIsTheOneThatLeavesNoTail) {
   }
 }
 
+// A slice is in one channel, those of steps that follow each other in different ones, and a rank's in as many
+// as were asked for, none of them another rank's.
+TEST_F(TailFreePlans, SlicesTakeTheSendChannelsInTurn) {
+  for (int i = 0; i < 200; ++i) {
+    Case c = next();
+    PlanOptions& o = c.options;
+    o.m = std::max<std::int64_t>(o.m, 1) * o.world_size;
+    o.n = std::max<std::int64_t>(o.n, 1) * o.world_size;
+    o.k = std::max<std::int64_t>(o.k, 1) * o.world_size;
+    c.slices.sizes.clear();
+    c.heads.rows.sizes.clear();
+    c.heads.columns.sizes.clear();
+    SCOPED_TRACE(c.text());
+    const bool heads = c.kind == Kind::kHeads || c.kind == Kind::kFromHeads;
+    const std::int64_t asked = heads ? c.heads.columns.send_channels : c.slices.send_channels;
+    const bool computed = c.kind == Kind::kReduceScatter || c.kind == Kind::kHeads;
+    const std::int64_t expected = std::min<std::int64_t>(asked > 0  ? asked
+                                                         : computed ? 2
+                                                                    : 1,
+                                                         o.world_size - 1);
+    std::map<std::int32_t, std::int32_t> owner;
+    for (const OverlapPlan& plan : c.plans()) {
+      std::map<std::int32_t, std::int32_t> channel_of_step;
+      for (const Transfer& t : plan.transfers) {
+        if (t.kind != TransferKind::kSend) continue;
+        const std::int32_t step = (t.peer - plan.rank + o.world_size) % o.world_size;
+        ASSERT_EQ(channel_of_step.try_emplace(step, t.channel).first->second, t.channel) << "step " << step;
+        ASSERT_EQ(owner.try_emplace(t.channel, plan.rank).first->second, plan.rank);
+      }
+      ASSERT_EQ(std::ssize(channel_of_step), o.world_size - 1);
+      std::set<std::int32_t> channels;
+      for (const auto& [step, channel] : channel_of_step) {
+        channels.insert(channel);
+        if (step <= expected) continue;
+        ASSERT_EQ(channel, channel_of_step.at(step - static_cast<std::int32_t>(expected)));
+      }
+      ASSERT_EQ(std::ssize(channels), expected);
+    }
+  }
+}
+
 TEST_F(TailFreePlans, BadOptionsSayWhatIsExpected) {
   const auto message = [](const SliceOptions& slices, std::vector<std::int64_t> partition = {}) {
     PlanOptions options{.world_size = 3,
@@ -459,6 +501,7 @@ TEST_F(TailFreePlans, BadOptionsSayWhatIsExpected) {
   EXPECT_EQ(message({.sizes = {6, 4, 1}}), "slice sizes 6,4,1 sum to 11; expected 12");
   EXPECT_EQ(message({.sizes = {}, .parts = -2}),
             "parts of a slice are -2; expected at least 1, or 0: chosen");
+  EXPECT_EQ(message({.send_channels = -2}), "send_channels is -2; expected at least 1, or 0: chosen");
   EXPECT_EQ(message({}, {3, 3}),
             "partition 3,3 does not apply to tail-free plans: slices take its place; expected none");
   PlanOptions options{.m = 4, .n = 4, .k = 2, .resources = {}, .partition = {}};

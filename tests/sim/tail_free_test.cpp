@@ -19,7 +19,7 @@ constexpr double kSignalUs = 1;
 /// Exposed communication that no latency explains.
 constexpr double kMuchUs = 5 * (kLatencyUs + kSignalUs);
 
-MachineProfile machine_with(double gbps) {
+MachineProfile machine_with(double gbps, double latency_us = kLatencyUs) {
   MachineProfile machine;
   machine.name = "plain";
   machine.units = 64;
@@ -27,7 +27,7 @@ MachineProfile machine_with(double gbps) {
   machine.gemm.kernels = {{DType::kFloat32, kTile, kTile, 1.5, 8.192, RaggedTiles::kProportional, "test"}};
   machine.signal_us = kSignalUs;
   machine.levels = {
-      {.name = "link", .ranks = 0, .latency_us = kLatencyUs, .bandwidth_gbps = gbps, .source = "test"}};
+      {.name = "link", .ranks = 0, .latency_us = latency_us, .bandwidth_gbps = gbps, .source = "test"}};
   return machine;
 }
 
@@ -38,6 +38,7 @@ struct Case {
   PlanOptions options;
   std::vector<std::int64_t> sizes;  ///< Of the slices, in elements along the axis.
   std::int64_t parts = 0;
+  std::int64_t send_channels = 0;
 
   [[nodiscard]] std::string text() const {
     return fmt::format("kind {} world {} m {} n {} k {} units {} slices {}", static_cast<int>(kind),
@@ -49,7 +50,7 @@ struct Case {
     for (std::int32_t rank = 0; rank < options.world_size; ++rank) {
       PlanOptions own = options;
       own.rank = rank;
-      const SliceOptions slices{.sizes = sizes, .parts = parts};
+      const SliceOptions slices{.sizes = sizes, .parts = parts, .send_channels = send_channels};
       switch (kind) {
         case Kind::kGatherRows:
           plans.push_back(plan_all_gather_gemm(own, slices));
@@ -172,6 +173,38 @@ TEST_F(TailFree, NothingShowsWhereCommunicationIsNoLongerThanComputation) {
         }
         if (HasFailure()) return;
       }
+    }
+  }
+}
+
+double most_exposed_us(const SimulationResult& result) {
+  double most = 0;
+  for (const RankSimulation& rank : result.ranks) most = std::max(most, rank.exposed_communication_us);
+  return most;
+}
+
+// Many ranks have small slices, of which the latency is much. It passes while another slice is on the wire
+// where a rank sends two at a time: then what shows does not grow with the number of ranks.
+TEST_F(TailFree, LatenciesOfManySlicesDoNotAddUp) {
+  constexpr double kWire = 0.45;     // of a slice's computation
+  constexpr double kTogether = 1.2;  // with the latencies of all its messages
+  for (const Kind kind : kKinds) {
+    for (const std::int32_t world : {4, 8, 16, 32, 64}) {
+      Case c = random_case(kind, world, true);
+      SCOPED_TRACE(c.text());
+      const double slice_us = c.compute_us(c.sizes[0]);
+      const double messages = kind == Kind::kReduceScatter ? 2 : 1;
+      const double latency_us = (kTogether - kWire) * slice_us / messages;
+      const MachineProfile machine = machine_with(c.bytes(c.sizes[0]) / (kWire * slice_us) / 1e3, latency_us);
+      c.send_channels = 2;
+      const double two_us = most_exposed_us(simulate(c.plans(), machine));
+      // The first slice that arrives, or the last that is sent, takes so much longer than a slice's
+      // computation; a group's signal comes on top, and so does a tile where slices do not fill the units.
+      EXPECT_LE(two_us, (kTogether - 1) * slice_us + c.allowed_us()) << latency_us;
+      c.send_channels = 1;
+      const double one_us = most_exposed_us(simulate(c.plans(), machine));
+      EXPECT_GE(one_us, (kTogether - 1) * slice_us * (world - 2) - c.allowed_us()) << latency_us;
+      if (HasFailure()) return;
     }
   }
 }

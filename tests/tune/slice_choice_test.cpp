@@ -46,17 +46,17 @@ PlanOptions options_of(std::int32_t world_size) {
 PartsRequest request_of(bool gathers, const PlanOptions& options) {
   return {.operation = "test",
           .world_size = options.world_size,
-          .plan = [=](std::int32_t rank, std::int64_t parts) {
+          .plan = [=](std::int32_t rank, const SliceCut& cut) {
             PlanOptions own = options;
             own.rank = rank;
-            const SliceOptions slices{.sizes = {}, .parts = parts};
+            const SliceOptions slices{.sizes = {}, .parts = cut.parts, .send_channels = cut.send_channels};
             return gathers ? plan_all_gather_gemm(own, slices) : plan_tail_free_reduce_scatter(own, slices);
           }};
 }
 
-double simulated_us(const PartsRequest& request, std::int64_t parts, const MachineProfile& machine) {
+double simulated_us(const PartsRequest& request, const SliceCut& cut, const MachineProfile& machine) {
   std::vector<OverlapPlan> plans;
-  for (std::int32_t rank = 0; rank < request.world_size; ++rank) plans.push_back(request.plan(rank, parts));
+  for (std::int32_t rank = 0; rank < request.world_size; ++rank) plans.push_back(request.plan(rank, cut));
   return simulate(plans, machine).total_us;
 }
 
@@ -64,7 +64,7 @@ TEST(SliceChoice, SlicesStayWholeWhereNothingShows) {
   for (const bool gathers : {true, false}) {
     // A slice of 256 KiB takes 16 tiles of 65 us, and 262 us.
     const PartsChoice choice = choose_parts(request_of(gathers, options_of(4)), machine_with(1, 3));
-    EXPECT_EQ(choice.parts, 0) << choice.reason;
+    EXPECT_EQ(choice.cut, SliceCut{}) << choice.reason;
     EXPECT_THAT(choice.reason, StartsWith("as few parts as leave no tail: "));
   }
 }
@@ -74,9 +74,53 @@ TEST(SliceChoice, FinerOnASlowLinkUntilLatenciesCostMore) {
     const PartsRequest request = request_of(gathers, options_of(4));
     const PartsChoice quick = choose_parts(request, machine_with(0.1, 3));
     const PartsChoice slow = choose_parts(request, machine_with(0.1, 2000));
-    EXPECT_GT(quick.parts, 2) << quick.reason;
-    EXPECT_LT(slow.parts, quick.parts) << slow.reason;
+    EXPECT_GT(quick.cut.parts, 2) << quick.reason;
+    EXPECT_LT(slow.cut.parts, quick.cut.parts) << slow.reason;
     EXPECT_THAT(quick.reason, HasSubstr(" parts: ")) << quick.reason;
+  }
+}
+
+// A slice takes 16 tiles of 65 us, 0.26 ms on the wire, and 1.5 ms of latency.
+TEST(SliceChoice, SeveralAtATimeWhereLatenciesAreLong) {
+  for (const bool gathers : {true, false}) {
+    const MachineProfile machine = machine_with(1, 1500);
+    PartsRequest request = request_of(gathers, options_of(16));
+    const PartsChoice choice = choose_parts(request, machine);
+    if (gathers) {  // the others have two by themselves
+      EXPECT_GE(choice.cut.send_channels, 2) << choice.reason;
+      EXPECT_THAT(choice.reason, HasSubstr(" at a time: "));
+    }
+    request.varies_channels = false;
+    for (const PartsCandidate& candidate : choose_parts(request, machine).candidates)
+      EXPECT_EQ(candidate.cut.send_channels, 0);
+    request.varies_channels = true;
+    request.given.send_channels = 1;
+    const PartsChoice one = choose_parts(request, machine);
+    EXPECT_EQ(one.cut.send_channels, 1) << one.reason;
+    EXPECT_GT(one.total_us, 1.2 * choice.total_us) << one.reason;
+    request.given = {.parts = 3, .send_channels = 2};
+    const PartsChoice given = choose_parts(request, machine);
+    EXPECT_EQ(given.cut, request.given);
+    EXPECT_EQ(given.candidates.size(), 1U);
+    EXPECT_EQ(given.total_us, simulated_us(request, request.given, machine));
+  }
+}
+
+// What is not simulated would not have been chosen.
+TEST(SliceChoice, CandidatesThatAreLeftOutAreNoBetter) {
+  const MachineProfile machine = machine_with(1, 100);
+  for (const bool gathers : {true, false}) {
+    const PartsRequest request = request_of(gathers, options_of(6));
+    const PartsChoice choice = choose_parts(request, machine);
+    int left_out = 0;
+    for (const std::int64_t parts : {1, 2, 4, 8, 16}) {
+      const auto is_it = [&](const PartsCandidate& candidate) {
+        return candidate.cut == SliceCut{.parts = parts};
+      };
+      left_out += std::ranges::none_of(choice.candidates, is_it) ? 1 : 0;
+      EXPECT_GE(simulated_us(request, {.parts = parts}, machine) * 1.005, choice.total_us) << parts;
+    }
+    EXPECT_GT(left_out, 0) << choice.reason;
   }
 }
 
@@ -92,11 +136,12 @@ TEST_F(RandomSliceChoice, IsWithinHalfAPercentOfTheBestAndTheFirstOfThose) {
     ASSERT_GE(choice.candidates.size(), 2U);
     double best_us = choice.candidates.front().total_us;
     for (const PartsCandidate& candidate : choice.candidates) {
-      EXPECT_DOUBLE_EQ(candidate.total_us, simulated_us(request, candidate.parts, machine));
+      EXPECT_DOUBLE_EQ(candidate.total_us, simulated_us(request, candidate.cut, machine));
       best_us = std::min(best_us, candidate.total_us);
     }
     for (const PartsCandidate& candidate : choice.candidates) {
-      if (candidate.parts == choice.parts) {
+      if (candidate.cut == choice.cut) {
+        EXPECT_EQ(candidate.total_us, choice.total_us);
         EXPECT_LE(candidate.total_us, 1.005 * best_us);
         break;
       }
@@ -109,16 +154,19 @@ TEST(SliceChoice, StopsWhereThereIsNoMoreToCut) {
   PlanOptions options = options_of(2);
   options.m = kTile * 3 * 2;  // three tiles a slice
   const PartsChoice choice = choose_parts(request_of(true, options), machine_with(1, 3));
-  EXPECT_EQ(choice.candidates.back().parts, 4);
+  EXPECT_EQ(choice.candidates.back().cut, (SliceCut{.parts = 4}));
   const PartsChoice alone = choose_parts(request_of(true, options_of(1)), machine_with(1, 3));
-  EXPECT_EQ(alone.parts, 0);
+  EXPECT_EQ(alone.cut, SliceCut{});
 }
 
 TEST(SliceChoice, BadRequestsSayWhatIsExpected) {
   const MachineProfile machine = machine_with(1, 3);
   PartsRequest request = request_of(true, options_of(2));
-  request.candidates = {1, -1};
-  FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "parts of a slice is -1; it must be at least 0",
+  request.given = {.parts = -1};
+  FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "parts of a slice are -1; expected at least 1",
+                            static_cast<void>(choose_parts(request, machine)));
+  request.given = {.send_channels = -1};
+  FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "send_channels is -1; expected at least 1",
                             static_cast<void>(choose_parts(request, machine)));
   request.world_size = 0;
   FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "world size is 0; it must be at least 1",
