@@ -1,20 +1,17 @@
 #include "gpu_run.h"
 
 #include <cuda_runtime_api.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
-#include <map>
-#include <thread>
 
 #include "checked_run.h"
 #include "core/fail.h"
 #include "core/median.h"
 #include "cuda/check.h"
 #include "cuda/device.h"
-#include "cuda/sm_partition.h"
 #include "flashoverlap/cuda_context.h"
+#include "gpu_ranks.h"
 #include "paced_run.h"
 
 namespace flashoverlap::cli {
@@ -22,64 +19,6 @@ namespace {
 
 std::size_t as_index(std::int64_t value) {
   return static_cast<std::size_t>(value);
-}
-
-/// Where every rank runs and on which SMs.
-struct Placement {
-  std::vector<CudaOptions> ranks;
-  std::vector<int> devices;
-  int ctas = 0;  ///< Of one rank's collectives.
-};
-
-std::vector<int> devices_of(const ProblemOptions& problem, const GpuOptions& gpu) {
-  const int available = cuda_device_count();
-  if (available == 0) core::fail(ErrorKind::kUnsupported, "--backend cuda: this machine has no CUDA device");
-  std::vector<int> devices;
-  for (const std::int64_t device : gpu.devices) {
-    if (device < 0 || device >= available) {
-      core::fail(ErrorKind::kBadArgument, "--devices: {} is not a device of this machine, which has 0 to {}",
-                 device, available - 1);
-    }
-    devices.push_back(static_cast<int>(device));
-  }
-  if (devices.empty()) {
-    for (int r = 0; r < static_cast<int>(problem.ranks); ++r)
-      devices.push_back(problem.ranks <= available ? r : 0);
-  }
-  if (std::ssize(devices) != problem.ranks) {
-    core::fail(ErrorKind::kBadArgument, "--devices lists {} devices for --ranks {}", devices.size(),
-               problem.ranks);
-  }
-  return devices;
-}
-
-Placement place(const ProblemOptions& problem, const GpuOptions& gpu) {
-  Placement placement{.ranks = {}, .devices = devices_of(problem, gpu)};
-  std::map<int, std::vector<std::size_t>> ranks_on;
-  for (std::size_t r = 0; r < placement.devices.size(); ++r) ranks_on[placement.devices[r]].push_back(r);
-  placement.ranks.resize(placement.devices.size());
-  const auto communication = static_cast<int>(gpu.communication_sms);
-  std::size_t most = 1;
-  for (const auto& [device, ranks] : ranks_on) {
-    most = std::max(most, ranks.size());
-    std::vector<GpuPartition> partitions(ranks.size());
-    if (ranks.size() > 1) {
-      const int left = cuda::splittable_sms(device) - communication;
-      const int each = left / static_cast<int>(ranks.size()) / cuda::kSmGroup * cuda::kSmGroup;
-      partitions = make_rehearsal(device, static_cast<int>(ranks.size()), each, communication);
-    }
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
-      CudaOptions& options = placement.ranks[ranks[i]];
-      options.device = device;
-      options.communication_sms = communication;
-      options.partition = partitions[i];
-      if (gpu.communicator == "copy-engine") options.sums = SumBy::kRestore;
-      // A kernel that waits would find no SM.
-      if (communication == 0) options.wait = GroupWait::kStreamMemory;
-    }
-  }
-  placement.ctas = std::max(1, communication / static_cast<int>(most));
-  return placement;
 }
 
 /// One rank's operator with its matrices on its device.
@@ -199,55 +138,29 @@ void measure_rank(const std::shared_ptr<Communicator>& communicator, const CudaO
 }  // namespace
 
 RunResult measure_on_gpus(const RunOptions& options, const GpuOptions& gpu) {
-  // Before CUDA starts: kernels loaded lazily behind a waiting stream hang, and ranks that share a GPU need
-  // their own queues.
-  (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   const ProblemOptions& problem = options.problem;
   if (problem.dtype == DType::kFloat32) {
     core::fail(ErrorKind::kUnsupported, "--backend cuda computes bf16 and f16, not f32; add --dtype bf16");
   }
   require_memory(memory_estimate(problem));
-  const Placement placement = place(problem, gpu);
-  if (gpu.communicator == "nccl" && options.link.bandwidth_gbps > 0) {
-    core::fail(ErrorKind::kUnsupported,
-               "--link-gbps {}: NCCL cannot be paced; use --comm local or copy-engine",
-               options.link.bandwidth_gbps);
-  }
+  const LinkModel link = options.link_is_auto ? LinkModel{} : options.link;
+  const GpuRanks ranks(problem.ranks, gpu, link);
   SharedRun shared;
   shared.routing = problem.op == Op::kGemmAllToAll ? make_routing(problem) : Routing{};
   for (int rank = 0; rank < problem.ranks; ++rank) shared.inputs.push_back(make_inputs(problem, rank));
   shared.result.plans.resize(as_index(problem.ranks));
-  shared.result.link = options.link_is_auto ? LinkModel{} : options.link;
-
-  std::vector<std::shared_ptr<Communicator>> locals;
-  if (gpu.communicator != "nccl") {
-    locals = make_local_gpu_communicators(
-        placement.devices,
-        {.link = shared.result.link,
-         .max_ctas = placement.ctas,
-         .copies = gpu.communicator == "local" ? PeerCopy::kKernel : PeerCopy::kCopyEngine});
-  }
+  shared.result.link = link;
   run_problem(problem, {}, [&](const std::shared_ptr<Communicator>& control) {
-    const std::size_t rank = as_index(control->rank());
-    std::shared_ptr<Communicator> communicator;
-    if (locals.empty()) {
-      communicator =
-          make_nccl_communicator(control, {.device = placement.devices[rank], .max_ctas = placement.ctas});
-    } else {
-      communicator = locals[rank];
-    }
+    const std::shared_ptr<Communicator> communicator = ranks.connect(control);
     try {
-      measure_rank(communicator, placement.ranks[rank], options, shared);
+      measure_rank(communicator, ranks.options_of(control->rank()), options, shared);
     } catch (const std::exception& error) {
       communicator->abort(error.what());
       throw;
     }
   });
   shared.result.backend = "cuda";
-  shared.result.communicator =
-      fmt::format("{} on device{} {}", gpu.communicator, placement.devices.size() > 1 ? "s" : "",
-                  fmt::join(placement.devices, ","));
+  shared.result.communicator = ranks.text();
   return std::move(shared.result);
 }
 

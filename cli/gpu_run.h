@@ -1,6 +1,8 @@
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,6 +12,7 @@
 namespace flashoverlap::cli {
 
 struct GpuOptions {
+  std::string backend = "cpu";  ///< Or "cuda".
   /// Or "local": kernels that read the other ranks' memory; or "copy-engine": PeerCopy::kCopyEngine and
   /// SumBy::kRestore.
   std::string communicator = "nccl";
@@ -17,7 +20,14 @@ struct GpuOptions {
   /// device 0 where there is only one.
   std::vector<std::int64_t> devices;
   std::int64_t communication_sms = 24;  ///< Of each device, left to communication.
+
+  [[nodiscard]] bool on_gpus() const { return backend == "cuda"; }
 };
+
+/// --backend and what goes with it.
+void add_gpu_options(CLI::App& app, const std::shared_ptr<GpuOptions>& gpu);
+/// Throws CLI::ValidationError where ranks are processes, and --backend is not the CPU's.
+void check_backend(const GpuOptions& gpu);
 
 /// As `measure`, on GPUs. Error(kUnsupported) in a build without CUDA, and where there is no device.
 RunResult measure_on_gpus(const RunOptions& options, const GpuOptions& gpu);

@@ -8,6 +8,7 @@
 
 #include "core/half.h"
 #include "format.h"
+#include "gpu_moe_run.h"
 #include "moe_data.h"
 #include "moe_gradient_check.h"
 #include "moe_measure.h"
@@ -183,6 +184,64 @@ void print_as_json(const MoeRun& run, const MoeResult& r) {
               {"correct", is_correct(run, r)}});
 }
 
+bool is_correct(const MoeRun& run, const GpuMoeResult& result) {
+  return result.error <= moe_error_limit(parse_dtype(run.problem.dtype)) && result.equals_serial;
+}
+
+void print_table(const MoeRun& run, const GpuMoeResult& r) {
+  const double limit = moe_error_limit(parse_dtype(run.problem.dtype));
+  fmt::print("{}",
+             to_table({
+                 {"operator", text_of(run.problem)},
+                 {"backend", fmt::format("cuda, {}", r.communicator)},
+                 {"", ""},
+                 {"serial", text_of_us(r.serial_us)},
+                 {"overlapped", text_of_us(r.overlap_us)},
+                 {"speed-up", fmt::format("{:.3f}x", r.speedup)},
+                 {"wasted rows", fmt::format("{} of {} computed if all tiles cost the same",
+                                             r.waste.wasted_rows(), r.waste.computed_rows)},
+                 {"dropped rows", std::to_string(r.dropped_rows)},
+                 {"check", fmt::format("{}: largest relative error {:.3g} (limit {:.3g}) in {} tokens, {}",
+                                       is_correct(run, r) ? "OK" : "WRONG", r.error, limit, r.checked,
+                                       r.equals_serial ? "bit for bit the serial result"
+                                                       : "not bit for bit the serial result")},
+             }));
+}
+
+void print_as_json(const MoeRun& run, const GpuMoeResult& r) {
+  const MoeProblem& p = run.problem;
+  print_json({{"operator", "moe-layer"},
+              {"backend", "cuda"},
+              {"communicator", r.communicator},
+              {"ranks", p.ranks},
+              {"tokens", p.tokens},
+              {"hidden", p.hidden},
+              {"intermediate", p.intermediate},
+              {"experts", p.experts},
+              {"top_k", p.top_k},
+              {"routing", p.routing},
+              {"dtype", p.dtype},
+              {"serial_us", r.serial_us},
+              {"overlap_us", r.overlap_us},
+              {"speedup", r.speedup},
+              {"wasted_rows", r.waste.wasted_rows()},
+              {"dropped_rows", r.dropped_rows},
+              {"max_relative_error", r.error},
+              {"equals_serial", r.equals_serial},
+              {"correct", is_correct(run, r)}});
+}
+
+int run_moe_on_gpus(MoeRun& run, const GpuOptions& gpu, bool json) {
+  check_backend(gpu);
+  const GpuMoeResult result = measure_moe_on_gpus(run, gpu);
+  if (json) {
+    print_as_json(run, result);
+  } else {
+    print_table(run, result);
+  }
+  return is_correct(run, result) ? kExitSuccess : kExitFailure;
+}
+
 int run_moe(MoeRun& run, bool json) {
   if ((run.overlap_if == "predicted") != !run.machine.empty()) {
     throw CLI::ValidationError("--machine", run.machine.empty() ? "is needed with --overlap-if predicted"
@@ -202,6 +261,7 @@ int run_moe(MoeRun& run, bool json) {
 
 void add_moe_run(CLI::App& parent, Action& action) {
   const auto run = std::make_shared<MoeRun>();
+  const auto gpu = std::make_shared<GpuOptions>();
   const auto json = std::make_shared<bool>(false);
   CLI::App& sub = add_moe_subcommand(parent, std::shared_ptr<MoeProblem>(run, &run->problem),
                                      "Run a mixture-of-experts layer serially and overlapped, and check it");
@@ -232,11 +292,14 @@ void add_moe_run(CLI::App& parent, Action& action) {
       ->default_str(run->overlap_if);
   sub.add_option("--machine", run->machine, "For --overlap-if predicted: a file, or a shipped profile")
       ->type_name("NAME|FILE");
+  add_gpu_options(sub, gpu);
   sub.add_flag("--json", *json, "Print one JSON object instead of the table");
   sub.footer("\nExample: flashoverlap run moe-layer --tokens 2048 --experts 16 --ranks 4 --routing stress");
-  sub.callback([&sub, run, json, &action] {
+  sub.callback([&sub, run, gpu, json, &action] {
     require_options_behind(sub);
-    action = [run, json] { return run_moe(*run, *json); };
+    action = [run, gpu, json] {
+      return gpu->on_gpus() ? run_moe_on_gpus(*run, *gpu, *json) : run_moe(*run, *json);
+    };
   });
 }
 

@@ -25,7 +25,6 @@ constexpr double kDefaultLatencyUs = 10;
 struct RunCommand {
   RunOptions run;
   TuningOptions tuning;
-  std::string backend = "cpu";
   GpuOptions gpu;
   std::optional<double> latency_us;
   bool json = false;
@@ -67,32 +66,8 @@ void add_link_options(CLI::App& app, const std::shared_ptr<RunCommand>& command)
       ->type_name("NUMBER");
 }
 
-void add_gpu_options(CLI::App& app, const std::shared_ptr<RunCommand>& command) {
-  add_choice(app, "--backend", command->backend, {"cpu", "cuda"}, "What computes")->default_str("cpu");
-  add_choice(app, "--comm", command->gpu.communicator, {"nccl", "local", "copy-engine"},
-             "With --backend cuda: NCCL; kernels that read the other ranks' memory; or copies that take\n"
-             "no SM, with partial sums added behind the GEMM")
-      ->default_str("nccl");
-  app.add_option_function<std::string>(
-         "--devices",
-         [command](const std::string& text) {
-           constexpr IntegerRange kDevices{0, 1023};
-           command->gpu.devices = parse_integer_list("--devices", text, kDevices);
-         },
-         "With --backend cuda: the device of each rank; ranks on one device share its SMs.\n"
-         "When not given: one device a rank, or device 0 for all where there are fewer")
-      ->type_name("LIST");
-  constexpr IntegerRange kSms{0, 1024};
-  add_integer(app, "--sms-communication", command->gpu.communication_sms, kSms,
-              "With --backend cuda: SMs of each device that the GEMM leaves to communication")
-      ->default_str(std::to_string(command->gpu.communication_sms));
-}
-
 void check_job(const RunCommand& command) {
-  if (command.backend != "cpu") {
-    throw CLI::ValidationError("--backend",
-                               "cuda is for ranks in one process; leave mpirun or --processes out");
-  }
+  check_backend(command.gpu);
   if (!command.run.link_is_auto || command.latency_us) {
     throw CLI::ValidationError("--link-gbps, --link-latency-us",
                                "only ranks in one process can be paced; a job has the network that it has");
@@ -101,9 +76,9 @@ void check_job(const RunCommand& command) {
 
 /// What leaves a tail-free plan open: nothing, or its parts.
 std::string default_parts(const SliceOptions& slices) {
-  std::string text = slices.parts > 0
-                         ? fmt::format("{} part{} a slice, given", slices.parts, slices.parts == 1 ? "" : "s")
-                         : "as few parts as leave no tail";
+  std::string text = slices.parts > 0 ? fmt::format("{} part{} a slice, given", slices.parts,
+                                                    slices.parts == 1 ? "" : "s")
+                                      : "as few parts as leave no tail";
   if (slices.send_channels > 0) text += fmt::format(", {} slices at a time, given", slices.send_channels);
   return text;
 }
@@ -123,7 +98,7 @@ int run(RunCommand& command) {
   if (!command.trace_path.empty()) require_writable("--trace", command.trace_path);
 
   TunedCall choice{.tile = {}, .partition = {}, .origin = ChoiceOrigin::kDefault, .explanation = "given"};
-  const bool on_gpus = command.backend == "cuda";
+  const bool on_gpus = command.gpu.on_gpus();
   if (command.run.problem.partition.empty() && !on_gpus) {
     command.run.tuner_for = [&](const LinkModel& link, const std::optional<GemmSample>& gemm) {
       const ProblemOptions& problem = command.run.problem;
@@ -172,7 +147,7 @@ void add_run_command(CLI::App& app, Action& action) {
          "When a rank fails, write what each rank was doing (docs/operations.md)")
       ->type_name("FILE");
   add_link_options(*sub, command);
-  add_gpu_options(*sub, command);
+  add_gpu_options(*sub, std::shared_ptr<GpuOptions>(command, &command->gpu));
   add_machine_option(*sub, command->tuning, "of this machine, where flashoverlap profile made one");
   add_cache_options(*sub, command->tuning);
   constexpr IntegerRange kIterations{1, 1'000'000};
