@@ -320,6 +320,7 @@ void CudaExecutor::enqueue(Call& call) {
     if (call.is_gated) {
       FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(arrivals_.data(), 0, sizeof(std::uint32_t), call.stream));
     }
+    if (call.mode == Mode::kRun && peers_ != nullptr) introduce_inputs(call);
     start_.record(call.stream);
     if (call.mode != Mode::kCommunicationOnly) enqueue_gemm(call);
     const bool communicates = call.mode == Mode::kRun || call.mode == Mode::kCommunicationOnly;
@@ -344,6 +345,14 @@ void CudaExecutor::enqueue_serial(Call& call) {
   call.prepared.serial()->run(
       call.operands, call.mode, call.prepared.scratch(), serial_sms_, options_.measure_serial, *communicator_,
       {.caller = call.stream, .communication = is_apart ? &channel(0) : &own}, call.log);
+}
+
+// What other ranks read of A and B while a GEMM, here or there, waits for it. Not whether this rank has gates
+// decides, but whether the matrix travels, which is the same on all ranks.
+void CudaExecutor::introduce_inputs(const Call& call) {
+  const TransferLabel label{.operation = call.plan().operation};
+  if (call.prepared.transfers(BufferKind::kInput)) peers_->introduce(call.operands.a, label);
+  if (call.prepared.transfers(BufferKind::kWeight)) peers_->introduce(call.operands.b, label);
 }
 
 void CudaExecutor::enqueue_gemm(Call& call) {

@@ -2,8 +2,6 @@
 
 #include <cuda.h>
 
-#include <algorithm>
-
 #include "check.h"
 #include "core/fail.h"
 #include "driver.h"
@@ -11,12 +9,12 @@
 namespace flashoverlap::cuda {
 namespace {
 
-struct Allocation {
+struct Found {
   std::uint64_t base = 0;
   std::uint64_t id = 0;
 };
 
-Allocation allocation_of(const void* pointer) {
+Found allocation_of(const void* pointer) {
   static const auto get_range =
       driver_function<decltype(&cuMemGetAddressRange)>("cuMemGetAddressRange", 3020);
   static const auto get_attribute =
@@ -33,14 +31,14 @@ Allocation allocation_of(const void* pointer) {
 }  // namespace
 
 IpcMemory::~IpcMemory() {
-  for (const auto& [owner, list] : opened_by_) {
-    for (const Opened& opened : list) (void)cudaIpcCloseMemHandle(opened.here);
+  for (const auto& [owner, allocations] : opened_) {
+    for (const auto& [allocation, here] : allocations) (void)cudaIpcCloseMemHandle(here);
   }
 }
 
 SharedAddress IpcMemory::share(const void* pointer) {
   if (pointer == nullptr) return {};
-  const Allocation allocation = allocation_of(pointer);
+  const Found allocation = allocation_of(pointer);
   Shared& shared = shared_[allocation.base];
   if (shared.allocation != allocation.id) {
     const cudaError_t status = cudaIpcGetMemHandle(&shared.handle, reinterpret_cast<void*>(allocation.base));
@@ -61,38 +59,28 @@ SharedAddress IpcMemory::share(const void* pointer) {
           .is_null = false};
 }
 
-// What is closed may still be read by what this rank has in its streams, and that waits for nothing that this
-// host has not let go before: the ranks have met for all of it.
-void IpcMemory::close(const Opened& opened) {
-  FLASHOVERLAP_CUDA_CHECK(cudaDeviceSynchronize());
-  FLASHOVERLAP_CUDA_CHECK(cudaIpcCloseMemHandle(opened.here));
-}
-
 void* IpcMemory::open(int owner, const SharedAddress& address) {
   if (address.is_null) return nullptr;
-  std::list<Opened>& list = opened_by_[owner];
-  const auto found = std::find_if(list.begin(), list.end(),
-                                  [&](const Opened& opened) { return opened.base == address.base; });
-  if (found != list.end() && found->allocation == address.allocation) {
-    list.splice(list.begin(), list, found);
-    return static_cast<char*>(list.front().here) + address.offset;
+  std::map<Allocation, void*>& allocations = opened_[owner];
+  const Allocation allocation{address.base, address.allocation};
+  auto found = allocations.find(allocation);
+  if (found == allocations.end()) {
+    if (allocations.size() == kMaxOpen) {
+      core::fail(ErrorKind::kOutOfMemory,
+                 "rank {} has given more than {} allocations to others to read; use the same memory again",
+                 owner, kMaxOpen);
+    }
+    void* here = nullptr;
+    const cudaError_t status = cudaIpcOpenMemHandle(&here, address.handle, cudaIpcMemLazyEnablePeerAccess);
+    if (status != cudaSuccess) {
+      (void)cudaGetLastError();
+      core::fail(ErrorKind::kUnsupported,
+                 "the memory of rank {} cannot be addressed from here ({}): use NCCL", owner,
+                 cudaGetErrorString(status));
+    }
+    found = allocations.emplace(allocation, here).first;
   }
-  if (found != list.end()) {  // its owner has freed it, which takes effect when nobody has it open
-    close(*found);
-    list.erase(found);
-  } else if (list.size() == kMaxOpen) {
-    close(list.back());
-    list.pop_back();
-  }
-  void* here = nullptr;
-  const cudaError_t status = cudaIpcOpenMemHandle(&here, address.handle, cudaIpcMemLazyEnablePeerAccess);
-  if (status != cudaSuccess) {
-    (void)cudaGetLastError();
-    core::fail(ErrorKind::kUnsupported, "the memory of rank {} cannot be addressed from here ({}): use NCCL",
-               owner, cudaGetErrorString(status));
-  }
-  list.push_front({.base = address.base, .allocation = address.allocation, .here = here});
-  return static_cast<char*>(here) + address.offset;
+  return static_cast<char*>(found->second) + address.offset;
 }
 
 }  // namespace flashoverlap::cuda

@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <list>
 #include <map>
 #include <utility>
 
@@ -31,28 +30,23 @@ class IpcMemory {
   /// Error(kUnsupported) for memory that is not from cudaMalloc; null stays null.
   SharedAddress share(const void* pointer);
 
-  /// The same memory here, of rank `owner`, a process other than this. Error(kUnsupported) where this device
-  /// cannot address it. Stays valid until kMaxOpen other allocations of that rank have been used, or the rank
-  /// has put another in its place.
+  /// The same memory here, of rank `owner`, a process other than this. Stays open until the end of this
+  /// object: closing waits for the device, where a GEMM may be waiting for what is copied next. So memory
+  /// that its owner frees is not free before that. Error(kUnsupported) where this device cannot address it,
+  /// Error(kOutOfMemory) for more than kMaxOpen allocations of one rank.
   void* open(int owner, const SharedAddress& address);
 
-  static constexpr std::size_t kMaxOpen = 64;  ///< Allocations of one rank; more are closed again.
+  static constexpr std::size_t kMaxOpen = 1024;
 
  private:
   struct Shared {
     std::uint64_t allocation = 0;
     cudaIpcMemHandle_t handle{};
   };
-  struct Opened {
-    std::uint64_t base = 0;
-    std::uint64_t allocation = 0;
-    void* here = nullptr;
-  };
+  using Allocation = std::pair<std::uint64_t, std::uint64_t>;  // where it begins, and which one there
 
-  static void close(const Opened& opened);
-
-  std::map<std::uint64_t, Shared> shared_;      // by base
-  std::map<int, std::list<Opened>> opened_by_;  // by owner, the last used first
+  std::map<std::uint64_t, Shared> shared_;             // by where it begins
+  std::map<int, std::map<Allocation, void*>> opened_;  // by owner
 };
 
 }  // namespace flashoverlap::cuda

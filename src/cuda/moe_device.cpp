@@ -1,5 +1,6 @@
 #include "moe_device.h"
 
+#include <bit>
 #include <vector>
 
 #include "check.h"
@@ -21,25 +22,27 @@ void fit(DeviceBuffer& buffer, int device, std::int64_t bytes, DeviceMemory kind
 }
 
 template <class Value>
-void fill(DeviceBuffer& buffer, int device, const std::vector<Value>& values) {
-  const auto bytes = static_cast<std::int64_t>(values.size() * sizeof(Value));
-  fit(buffer, device, bytes, DeviceMemory::kStreamOrdered, "the row tables of a layer of experts");
-  upload(device, buffer.data(), values.data(), static_cast<std::size_t>(bytes));
+void append(std::vector<std::int32_t>& words, const std::vector<Value>& values) {
+  static_assert(sizeof(Value) == sizeof(std::int32_t));
+  for (const Value value : values) words.push_back(std::bit_cast<std::int32_t>(value));
 }
 
 }  // namespace
 
 MoeCudaDevice::MoeCudaDevice(int device, DeviceMemory kind) : device_(device), kind_(kind) {
   const DeviceScope scope(device);
+  for (Tables& tables : tables_) tables.used = Event();
   load_moe_kernels();
 }
 
 MoeCudaDevice::~MoeCudaDevice() {
-  if (has_call_) (void)cudaEventSynchronize(last_call_.get());
+  for (const Tables& tables : tables_) {
+    if (tables.is_used) (void)cudaEventSynchronize(tables.used.get());
+  }
 }
 
-void MoeCudaDevice::wait_for_last_call() const {
-  if (has_call_) FLASHOVERLAP_CUDA_CHECK(cudaEventSynchronize(last_call_.get()));
+void MoeCudaDevice::Tables::wait() const {
+  if (is_used) FLASHOVERLAP_CUDA_CHECK(cudaEventSynchronize(used.get()));
 }
 
 void MoeCudaDevice::check_address(std::string_view name, const void* address) const {
@@ -58,7 +61,7 @@ void MoeCudaDevice::check_address(std::string_view name, const void* address) co
 void* MoeCudaDevice::reserve(Buffer buffer, std::int64_t bytes) {
   DeviceBuffer& memory = at(buffer);
   if (memory.bytes() < bytes) {
-    wait_for_last_call();
+    for (const Tables& tables : tables_) tables.wait();
     fit(memory, device_, bytes, kind_, "the rows of a layer of experts");
   }
   return memory.data();
@@ -79,23 +82,30 @@ void MoeCudaDevice::poison(Buffer buffer, void* stream) {
   }
 }
 
-void MoeCudaDevice::set_rows(const plan::MoeRowTables& tables) {
-  wait_for_last_call();
-  fill(tables_.token, device_, tables.token);
-  fill(tables_.place, device_, tables.place);
-  fill(tables_.result, device_, tables.result);
-  fill(tables_.weight, device_, tables.weight);
-  tables_.rows = std::ssize(tables.token);
-  tables_.tokens = tables.tokens;
-  tables_.top_k = tables.top_k;
+void MoeCudaDevice::set_rows(const plan::MoeRowTables& from) {
+  current_ = 1 - current_;
+  Tables& to = tables_[current_];
+  to.wait();
+  std::vector<std::int32_t> words;
+  append(words, from.token);
+  append(words, from.place);
+  append(words, from.result);
+  append(words, from.weight);
+  to.rows = std::ssize(from.token);
+  to.tokens = from.tokens;
+  to.top_k = from.top_k;
+  const auto bytes = static_cast<std::int64_t>(words.size() * sizeof(std::int32_t));
+  fit(to.words, device_, bytes, DeviceMemory::kStreamOrdered, "the row tables of a layer of experts");
+  upload(device_, to.words.data(), words.data(), static_cast<std::size_t>(bytes));
 }
 
 void MoeCudaDevice::gather(const void* x, std::int64_t ldx, std::int64_t cols, DType /*dtype*/, void* to,
                            void* stream) {
   const DeviceScope scope(device_);
-  launch_gather_rows({.token = static_cast<const std::int32_t*>(tables_.token.data()),
-                      .place = static_cast<const std::int32_t*>(tables_.place.data()),
-                      .rows = tables_.rows,
+  const Tables& tables = tables_[current_];
+  launch_gather_rows({.token = tables.token(),
+                      .place = tables.place(),
+                      .rows = tables.rows,
                       .cols = cols,
                       .from = x,
                       .from_ld = ldx,
@@ -119,11 +129,12 @@ void MoeCudaDevice::activate(const void* h, std::int64_t rows, std::int64_t cols
 void MoeCudaDevice::reduce(const void* results, std::int64_t cols, DType dtype, void* out, std::int64_t ldo,
                            void* stream) {
   const DeviceScope scope(device_);
+  const Tables& tables = tables_[current_];
   launch_reduce_rows({.dtype = dtype,
-                      .row = static_cast<const std::int32_t*>(tables_.result.data()),
-                      .weight = static_cast<const float*>(tables_.weight.data()),
-                      .tokens = tables_.tokens,
-                      .top_k = tables_.top_k,
+                      .row = tables.result(),
+                      .weight = tables.weight(),
+                      .tokens = tables.tokens,
+                      .top_k = tables.top_k,
                       .cols = cols,
                       .from = results,
                       .to = out,
@@ -133,8 +144,8 @@ void MoeCudaDevice::reduce(const void* results, std::int64_t cols, DType dtype, 
 
 void MoeCudaDevice::end(void* stream) {
   const DeviceScope scope(device_);
-  last_call_.record(native(stream));
-  has_call_ = true;
+  tables_[current_].used.record(native(stream));
+  tables_[current_].is_used = true;
 }
 
 }  // namespace flashoverlap::cuda

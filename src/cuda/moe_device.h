@@ -29,22 +29,31 @@ class MoeCudaDevice final : public plan::MoeDevice {
   void end(void* stream) override;
 
  private:
+  /// Of one call. Two take turns, so that a call's tables can be made while the call before still runs.
   struct Tables {
-    DeviceBuffer token, place, result, weight;
+    DeviceBuffer words;  // token, place, result and weight, one after the other
     std::int64_t rows = 0;
     std::int64_t tokens = 0;
     std::int32_t top_k = 1;
+    Event used;
+    bool is_used = false;
+
+    [[nodiscard]] const std::int32_t* token() const { return static_cast<const std::int32_t*>(words.data()); }
+    [[nodiscard]] const std::int32_t* place() const { return token() + rows; }
+    [[nodiscard]] const std::int32_t* result() const { return place() + rows; }
+    [[nodiscard]] const float* weight() const {
+      return reinterpret_cast<const float*>(result() + tokens * top_k);
+    }
+    void wait() const;
   };
 
-  void wait_for_last_call() const;
   [[nodiscard]] DeviceBuffer& at(Buffer buffer) { return buffers_[static_cast<std::size_t>(buffer)]; }
 
   const int device_;
   const DeviceMemory kind_;
   std::array<DeviceBuffer, kNumBuffers> buffers_;
-  Tables tables_;
-  Event last_call_;
-  bool has_call_ = false;
+  std::array<Tables, 2> tables_;
+  std::size_t current_ = 0;
 };
 
 }  // namespace flashoverlap::cuda

@@ -138,6 +138,13 @@ class PeerCommunicator final : public Communicator, public PeerReader {
     });
   }
 
+  void introduce(const void* memory, const TransferLabel& label) override {
+    if (!group_->has_processes()) return;  // threads have it
+    const DeviceScope scope(device_);
+    (void)group_->meet({"introduction of memory", memory, nullptr, {1}, {}, DType::kFloat32, label});
+    group_->meet_again();
+  }
+
   void read_peers(const void* send, std::int64_t size, std::int64_t begin, std::int64_t count,
                   std::span<void* const> to, DType dtype, Stream& stream,
                   const TransferLabel& label) override {

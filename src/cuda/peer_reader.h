@@ -31,6 +31,11 @@ class PeerReader {
   /// What memory the other ranks can read, of what they are given to read.
   [[nodiscard]] virtual DeviceMemory readable_memory() const = 0;
 
+  /// Tells the other ranks of memory that they will read in calls to come: what has to be opened first is
+  /// opened now. Collective, on the host alone. For calls that a GEMM is waiting for already, since opening
+  /// may wait for what runs on the device.
+  virtual void introduce(const void* memory, const TransferLabel& label) = 0;
+
   /// to[r] = elements [begin, begin + count) of the `size` elements that rank r passes as `send`, for every
   /// other rank r. A collective: `size` is the same on all ranks, what each of them reads is its own affair.
   virtual void read_peers(const void* send, std::int64_t size, std::int64_t begin, std::int64_t count,

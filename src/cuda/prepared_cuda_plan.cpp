@@ -134,6 +134,12 @@ const SignalGemmVariant& PreparedCudaPlan::variant_for(const Operands& operands)
              variants_.front()->name);
 }
 
+bool PreparedCudaPlan::transfers(BufferKind input) const {
+  return std::any_of(plan_.transfers.begin(), plan_.transfers.end(), [&](const Transfer& transfer) {
+    return transfer.source.buffer == input || transfer.destination.buffer == input;
+  });
+}
+
 const DevicePlan& PreparedCudaPlan::tables(const Operands& operands) const {
   // Without columns to sum over nothing is read of the matrices, and any variant's tables will do.
   if (plan_.grid.k() == 0) return *tables_.front().second;

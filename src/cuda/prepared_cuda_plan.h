@@ -42,6 +42,8 @@ class PreparedCudaPlan final : public PreparedPlan {
   /// Whether any is: else tiles are not counted.
   [[nodiscard]] bool any_group_awaited() const { return any_group_awaited_; }
   [[nodiscard]] bool writes_in_place() const { return plan_.placement.segments.empty(); }
+  /// Whether A or B travels. If so, then on every rank.
+  [[nodiscard]] bool transfers(BufferKind input) const;
   [[nodiscard]] bool transfers_output() const { return transfers_output_; }
 
   [[nodiscard]] void* packed() const;

@@ -43,7 +43,7 @@ class MoeDevice {
   [[nodiscard]] virtual std::int64_t reserved_bytes() const = 0;
   virtual void poison(Buffer buffer, void* stream) = 0;
 
-  /// The tables of the calls below. Waits until the calls before have done with the last ones.
+  /// The tables of the calls below. Waits until the calls before, but for the last one, have ended.
   virtual void set_rows(const MoeRowTables& tables) = 0;
 
   /// to[place, :] = x[token, :], both with rows of `cols` elements; to is dense, x has leading dimension ldx.
@@ -55,7 +55,7 @@ class MoeDevice {
   /// out[t, :] = sum over slots, in their order, of weight * results[row, :], in float32, rounded once.
   virtual void reduce(const void* results, std::int64_t cols, DType dtype, void* out, std::int64_t ldo,
                       void* stream) = 0;
-  /// Ends a call's passes: what set_rows waits for.
+  /// Ends the passes of a call: what set_rows and reserve wait for.
   virtual void end(void* stream) = 0;
 };
 
