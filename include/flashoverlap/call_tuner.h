@@ -41,6 +41,11 @@ struct OpenCall {
   TileShape default_tile;  ///< Where the tile is open and nothing is known.
   std::function<std::int64_t(const PlanOptions&)> waves;
   std::function<OverlapPlan(const PlanOptions&)> build;
+  /// The executor (of a GPU) computes tiles of some sizes only, default_tile's among them, on the compute
+  /// units in `options.resources`: a machine profile is of use only where it has a kernel of default_tile's
+  /// size, and was then measured with such an executor.
+  bool tiles_of_executor = false;
+  std::int64_t min_group_bytes = 0;  ///< Of the default partition, see default_partition.
 };
 
 struct TunedCall {
@@ -68,7 +73,9 @@ class CallTuner {
     std::string cache_path;                 ///< Empty: no cache.
     MachineIdentity identity;
     std::string communicator;  ///< Part of the cache key: "in-process 1 GB/s 50 us".
-    WarningSink warn;          ///< May be null.
+    std::int64_t units =
+        0;             ///< Of one rank, where plans' compute units are not all (SMs of a GPU); 0: they are.
+    WarningSink warn;  ///< May be null.
     /// Hears of every choice, on the thread that asks; may be null.
     std::function<void(const TunedCall&)> on_choice;
     /// The same for slices; hears nothing where the machine is not known.

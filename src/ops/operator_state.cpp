@@ -59,15 +59,13 @@ PlanOptions plan_options(const Context& context, const GemmOptions& options) {
 PreparedPlans prepare_plans(Context& context, PlanOptions options, const PlanRecipe& recipe) {
   PreparedPlans plans{.executor = &context.executor(), .overlap = nullptr, .serial = nullptr};
   const std::string operation = with_shape(recipe.operation, options.m, options.n, options.k);
-  const bool on_gpu = has_suggestion(context, options);
-  const CallTuner* const tuner = on_gpu ? nullptr : context.tuner();
-  take_tuned(context.communicator(), tuner, options, recipe);
+  const std::int64_t min_group_bytes = has_suggestion(context, options) ? kGpuGroupBytes : 0;
+  take_tuned(context, options, recipe);
   agree(context.communicator(), operation, [&]() -> Ticket {
     take_suggestion(context.executor(), options);
     choose_tile(options);
     const std::int64_t waves = recipe.waves(options);
-    if (options.partition.empty())
-      options.partition = open_partition(options, waves, on_gpu ? kGpuGroupBytes : 0);
+    if (options.partition.empty()) options.partition = open_partition(options, waves, min_group_bytes);
     OverlapPlan overlap = recipe.build(options);
     OverlapPlan serial = recipe.build(without_overlap(options, waves));
     plan::AgreementHash agreement;

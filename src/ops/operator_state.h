@@ -34,8 +34,8 @@ struct PlanRecipe {
 
 /// What the executor makes of the options left open; tile sizes that the caller chose stay.
 void take_suggestion(const Executor& executor, PlanOptions& options);
-/// Whether the executor has such suggestions (GPUs): then tuners, which know nothing of its tiles and units,
-/// are not asked. `options`: GemmOptions or PlanOptions.
+/// Whether the executor has such suggestions (GPUs): it computes tiles of some sizes only, on units of its
+/// own. `options`: GemmOptions or PlanOptions.
 template <class Options>
 [[nodiscard]] bool has_suggestion(const Context& context, const Options& options) {
   return context.executor().suggest(options.m, options.n, options.k, options.dtype).has_value();

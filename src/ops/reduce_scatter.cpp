@@ -44,8 +44,8 @@ ops::PlanRecipe signal_recipe(const SliceOptions& slices) {
                                           : ops::to_text(SliceOptions{.sizes = slices.sizes})};
 }
 
-/// What the tuner decides, as text for the other ranks.
-std::string decide(const CallTuner& tuner, const PlanOptions& options, const SliceOptions& slices,
+/// What the context's tuner decides, as text for the other ranks.
+std::string decide(const Context& context, const PlanOptions& options, const SliceOptions& slices,
                    std::string_view operation) {
   PlanOptions complete = options;
   ops::choose_tile(complete);
@@ -60,7 +60,7 @@ std::string decide(const CallTuner& tuner, const PlanOptions& options, const Sli
                                    },
                                .given = ops::cut_of(slices)};
   const std::optional<OverlapDecision> decision =
-      tuner.choose_overlap(ops::open_call(options, signal_recipe(slices)), in_slices);
+      context.tuner()->choose_overlap(ops::open_call(context, options, signal_recipe(slices)), in_slices);
   if (!decision) return "{}";
   return Json{{"tail_free", decision->way == OverlapWay::kTailFree},
               {"parts", decision->cut.parts},
@@ -82,7 +82,7 @@ ResolvedCall resolve_auto(Context& context, const GemmOptions& options, const Sl
   const std::vector<std::string> all = ops::agree(context.communicator(), operation, [&]() -> ops::Ticket {
     ops::Ticket ticket{.agreement = 0, .description = "choice of the way to overlap", .payload = {}};
     if (context.communicator().rank() != 0) return ticket;
-    ticket.payload = decide(*context.tuner(), ops::plan_options(context, options), slices, operation);
+    ticket.payload = decide(context, ops::plan_options(context, options), slices, operation);
     return ticket;
   });
   const Json decision = Json::parse(all[0]);

@@ -13,26 +13,32 @@ using Json = nlohmann::json;
 
 }  // namespace
 
-OpenCall open_call(const PlanOptions& options, const PlanRecipe& recipe) {
+OpenCall open_call(const Context& context, const PlanOptions& options, const PlanRecipe& recipe) {
   PlanOptions chosen = options;
+  take_suggestion(context.executor(), chosen);
   choose_tile(chosen);
-  return {.operation = std::string(recipe.operation),
-          .variant = recipe.variant,
-          .collective = recipe.collective,
-          .options = options,
-          .default_tile = {chosen.tile_m, chosen.tile_n, chosen.swizzle},
-          .waves = recipe.waves,
-          .build = recipe.build};
+  const bool on_gpu = has_suggestion(context, options);
+  OpenCall call{.operation = std::string(recipe.operation),
+                .variant = recipe.variant,
+                .collective = recipe.collective,
+                .options = options,
+                .default_tile = {chosen.tile_m, chosen.tile_n, chosen.swizzle},
+                .waves = recipe.waves,
+                .build = recipe.build,
+                .tiles_of_executor = on_gpu,
+                .min_group_bytes = on_gpu ? kGpuGroupBytes : 0};
+  call.options.resources = chosen.resources;
+  return call;
 }
 
-void take_tuned(Communicator& communicator, const CallTuner* tuner, PlanOptions& options,
-                const PlanRecipe& recipe) {
-  if (tuner == nullptr || !options.partition.empty()) return;
+void take_tuned(Context& context, PlanOptions& options, const PlanRecipe& recipe) {
+  if (context.tuner() == nullptr || !options.partition.empty()) return;
+  Communicator& communicator = context.communicator();
   const std::string operation = with_shape(recipe.operation, options.m, options.n, options.k);
   const std::vector<std::string> all = agree(communicator, operation, [&]() -> Ticket {
     Ticket ticket{.agreement = 0, .description = "choice of tile and partition", .payload = {}};
     if (communicator.rank() != 0) return ticket;
-    const TunedCall tuned = tuner->choose(open_call(options, recipe));
+    const TunedCall tuned = context.tuner()->choose(open_call(context, options, recipe));
     ticket.payload = Json{{"tile_m", tuned.tile.tile_m},
                           {"tile_n", tuned.tile.tile_n},
                           {"swizzle", tuned.tile.swizzle},

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -40,13 +41,37 @@ PlanOptions with_groups(const OpenCall& call, const TunedCall& tuned) {
   return options;
 }
 
+std::vector<std::int64_t> in_one_group(std::int64_t waves) {
+  return waves > 0 ? std::vector{waves} : std::vector<std::int64_t>{};
+}
+
 /// The same tile, all waves in one group.
 TunedCall without_overlap(TunedCall tuned) {
-  const auto waves = std::accumulate(tuned.partition.begin(), tuned.partition.end(), std::int64_t{0});
-  tuned.partition.clear();
-  if (waves > 0) tuned.partition.push_back(waves);
+  tuned.partition =
+      in_one_group(std::accumulate(tuned.partition.begin(), tuned.partition.end(), std::int64_t{0}));
   tuned.explanation = "one group: no overlap";
   return tuned;
+}
+
+/// Whether the profile was measured with the executor that has the call's tiles.
+bool knows_tiles(const MachineProfile& machine, const OpenCall& call) {
+  const auto& kernels = machine.gemm.kernels;
+  return !call.tiles_of_executor ||
+         std::any_of(kernels.begin(), kernels.end(), [&](const GemmKernel& kernel) {
+           return kernel.dtype == call.options.dtype && kernel.tile_m == call.default_tile.tile_m &&
+                  kernel.tile_n == call.default_tile.tile_n;
+         });
+}
+
+std::int64_t units_per_tile_of(const MachineProfile& machine, const OpenCall& call) {
+  return machine.gemm.kernel(call.options.dtype, call.default_tile.tile_m, call.default_tile.tile_n)
+      .units_per_tile;
+}
+
+/// Units of the machine that the call's compute units and its communication take.
+std::int64_t units_of(const MachineProfile& machine, const OpenCall& call) {
+  const Resources& resources = call.options.resources;
+  return resources.compute_units * units_per_tile_of(machine, call) + resources.communication_units;
 }
 
 std::string describe(const std::vector<std::int64_t>& partition) {
@@ -87,7 +112,7 @@ TuningKey CallTuner::key_of(const OpenCall& call) const {
           .k = o.k,
           .dtype = o.dtype,
           .world_size = o.world_size,
-          .units = o.resources.compute_units,
+          .units = options_.units > 0 ? options_.units : o.resources.compute_units,
           .epilogue = "any",
           .variant = call.variant,
           .communicator = options_.communicator};
@@ -166,7 +191,9 @@ TunedCall CallTuner::decide(const OpenCall& call) const {
   if (auto tuned = from_nearest(call)) return *tuned;
   TunedCall tuned;
   tuned.tile = resolved_tile(call.options, call.default_tile);
-  tuned.partition = default_partition(waves_with(call, tuned.tile));
+  const PlanOptions& o = call.options;
+  const std::int64_t waves = waves_with(call, tuned.tile);  // also checks m and n
+  tuned.partition = default_partition(waves, o.m * o.n * size_of(o.dtype), call.min_group_bytes);
   tuned.explanation =
       fmt::format("{} by default: nothing is known of this machine (see flashoverlap profile and tune)",
                   describe(tuned.partition));
@@ -180,36 +207,61 @@ std::optional<TunedCall> CallTuner::from_cache(const OpenCall& call) const {
   const TileShape tile{entry->tile_m, entry->tile_n, entry->swizzle};
   if (!fits(call.options, tile)) return std::nullopt;  // tuned for another tile than the caller asks for
   const std::int64_t waves = waves_with(call, tile);
-  const auto sum = std::accumulate(entry->partition.begin(), entry->partition.end(), std::int64_t{0});
-  if (sum != waves) {
+  const bool overlaps = entry->partition.size() > 1;
+  const auto ignore = [&](const std::string& why) {
     if (options_.warn) {
-      options_.warn(fmt::format("{}: entry of {} ignored: its partition sums to {} waves, the call has {}",
-                                cache_->path(), to_text(entry->key), sum, waves));
+      options_.warn(fmt::format("{}: entry of {} ignored: {}", cache_->path(), to_text(entry->key), why));
     }
     return std::nullopt;
+  };
+  const std::int64_t computing = call.options.resources.compute_units;
+  if (call.tiles_of_executor && overlaps && entry->resources.compute_units != computing) {
+    return ignore(fmt::format("it is for {} compute units beside {} for communication, the call has {}",
+                              entry->resources.compute_units, entry->resources.communication_units,
+                              computing));
   }
-  return TunedCall{tile, entry->partition, ChoiceOrigin::kCache,
-                   fmt::format("{} from the tuning cache ({} on {})", describe(entry->partition), entry->how,
-                               entry->date)};
+  std::vector<std::int64_t> partition = entry->partition;
+  // No overlap is tuned with all units, of which the executor leaves some to communication.
+  if (call.tiles_of_executor && !overlaps) partition = in_one_group(waves);
+  const auto sum = std::accumulate(partition.begin(), partition.end(), std::int64_t{0});
+  if (sum != waves) return ignore(fmt::format("its partition sums to {} waves, the call has {}", sum, waves));
+  return TunedCall{
+      tile, partition, ChoiceOrigin::kCache,
+      fmt::format("{} from the tuning cache ({} on {})", describe(partition), entry->how, entry->date)};
 }
 
 std::optional<TunedCall> CallTuner::by_prediction(const OpenCall& call) const {
   if (!options_.machine) return std::nullopt;
   const MachineProfile& machine = *options_.machine;
+  if (!knows_tiles(machine, call)) {
+    if (options_.warn) {
+      options_.warn(
+          fmt::format("no prediction for {}: the machine profile {} has no {} kernel of {}x{}, the "
+                      "executor's tile",
+                      call.operation, machine.name, name_of(call.options.dtype), call.default_tile.tile_m,
+                      call.default_tile.tile_n));
+    }
+    return std::nullopt;
+  }
   std::vector<TileShape> tiles;
   if (call.options.tile_m != 0 || call.options.tile_n != 0) {
     tiles.push_back(resolved_tile(call.options, call.default_tile));
   } else {
     for (const GemmKernel& kernel : machine.gemm.kernels) {
       if (kernel.dtype != call.options.dtype) continue;
+      // The call's compute units are so large whatever the tile.
+      if (call.tiles_of_executor && kernel.units_per_tile != units_per_tile_of(machine, call)) continue;
       tiles.push_back(resolved_tile(call.options, {kernel.tile_m, kernel.tile_n, call.default_tile.swizzle}));
     }
   }
   try {
     const tune::PlanMaker maker{call.options, call.collective, call.waves, call.build};
-    const TuneResult result = tune::tune_plans(maker, call.options.resources.compute_units, tiles,
+    const TuneResult result = tune::tune_plans(maker, units_of(machine, call), tiles,
                                                {call.options.resources.communication_units}, machine);
-    return TunedCall{result.best.tile, result.best.partition, ChoiceOrigin::kPredicted, explain(result)};
+    TunedCall tuned{result.best.tile, result.best.partition, ChoiceOrigin::kPredicted, explain(result)};
+    // Priced with all units, but carried out by plans with the call's.
+    if (!result.best.overlaps()) tuned.partition = in_one_group(waves_with(call, tuned.tile));
+    return tuned;
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kBadArgument) throw;
     if (options_.warn) options_.warn(fmt::format("no prediction for {}: {}", call.operation, error.what()));

@@ -166,6 +166,24 @@ TEST(TunedChoice, OnADeviceGroupsOfTheDefaultHaveEightMib) {
             device_plan(Which::kAllReduce, 2048, 8192).partition());
 }
 
+TEST(TunedChoice, ATunerThatKnowsTheDeviceDecides) {
+  CallTuner::Options options;
+  options.machine = load_machine_profile("4x-h200-nvlink");
+  std::vector<TunedCall> heard;
+  options.on_choice = [&heard](const TunedCall& choice) { heard.push_back(choice); };
+  const auto knowing = std::make_shared<const CallTuner>(options);
+  const OverlapPlan plan = device_plan(Which::kAllReduce, 8192, 8192, knowing);
+  ASSERT_EQ(heard.size(), 1U);
+  EXPECT_EQ(heard[0].origin, ChoiceOrigin::kPredicted) << heard[0].explanation;
+  EXPECT_GT(heard[0].partition.size(), 1U);
+  EXPECT_EQ(plan.partition(), heard[0].partition);
+  EXPECT_EQ(plan.grid.tile_m(), heard[0].tile.tile_m);
+  EXPECT_EQ(plan.grid.tile_n(), heard[0].tile.tile_n);
+  EXPECT_EQ(plan.resources.compute_units, Device::kShape.resources.compute_units);
+  // The caller's tile stays.
+  EXPECT_EQ(device_plan(Which::kAllReduce, 8192, 8192, knowing, 128).grid.tile_m(), 128);
+}
+
 TEST(TunedChoice, BadShapesFailOnAllRanks) {
   GemmOptions options = open_options();
   options.m = -1;

@@ -161,5 +161,99 @@ TEST(Paced, IsTheSlowerOfCopyAndLink) {
               30 + 750000 / 500.0, 1e-6);
 }
 
+/// Two units compute a tile together.
+MachineProfile machine_of_clusters(std::int64_t communicating = 4) {
+  MachineProfile profile = machine();
+  profile.units = 6 + communicating;
+  for (GemmKernel& kernel : profile.gemm.kernels) kernel.units_per_tile = 2;
+  profile.curves[0].units = communicating;
+  return profile;
+}
+
+/// As operators ask for an executor of a GPU with clusters of two.
+OpenCall device_call(std::int64_t m, std::int64_t communicating = 4) {
+  OpenCall open = call(m);
+  open.options.resources = {3, communicating};
+  open.default_tile = {64, 64, 2};
+  open.tiles_of_executor = true;
+  open.min_group_bytes = 16 << 10;
+  return open;
+}
+
+TEST_F(CallTunerTest, DeviceCallsArePredictedWithAllUnitsOfTheirPlans) {
+  CallTuner::Options options;
+  const auto choose = [&](std::int64_t communicating) {
+    options.machine = machine_of_clusters(communicating);
+    const OpenCall open = device_call(4096, communicating);
+    const TunedCall tuned = CallTuner(options).choose(open);
+    EXPECT_EQ(tuned.origin, ChoiceOrigin::kPredicted);
+    EXPECT_EQ(tuned.tile.swizzle, 2);
+    OpenCall sized = open;
+    sized.options.tile_m = tuned.tile.tile_m;
+    sized.options.tile_n = tuned.tile.tile_n;
+    sized.options.swizzle = 1;
+    EXPECT_EQ(sum(tuned.partition), num_waves(sized.options));
+    return tuned.partition.size();
+  };
+  // One unit for communication is the one that clusters of two leave: overlapping costs nothing. Four are two
+  // more clusters when nothing is overlapped, and a call that mostly computes loses more by them than it
+  // could hide. The one group then has the waves of the call's three compute units.
+  EXPECT_GT(choose(1), 1U);
+  EXPECT_EQ(choose(4), 1U);
+}
+
+TEST_F(CallTunerTest, AProfileWithoutTheExecutorsTileIsNotBelieved) {
+  CallTuner::Options options;
+  options.machine = machine_of_clusters();
+  options.warn = [this](const std::string& text) { warnings_.push_back(text); };
+  OpenCall open = device_call(4096);
+  open.default_tile = {64, 128, 1};
+  const TunedCall tuned = CallTuner(options).choose(open);
+  EXPECT_EQ(tuned.origin, ChoiceOrigin::kDefault);
+  ASSERT_EQ(warnings_.size(), 1U);
+  EXPECT_NE(warnings_[0].find("machine profile test has no f32 kernel of 64x128, the executor's tile"),
+            std::string::npos)
+      << warnings_[0];
+  // 64 x 2 tiles on 3 units: 43 waves, 4 MiB in all; one wave has more than 16 KiB.
+  EXPECT_EQ(tuned.partition, default_partition(43));
+  open.min_group_bytes = 1 << 20;
+  EXPECT_EQ(CallTuner(options).choose(open).partition, (std::vector<std::int64_t>{16, 16, 11}));
+}
+
+TEST_F(CallTunerTest, DeviceEntriesHoldForTheirComputeUnitsAndSerialOnesForAny) {
+  CallTuner::Options options;
+  options.cache_path = path_;
+  options.communicator = "nccl";
+  options.units = 10;
+  options.warn = [this](const std::string& text) { warnings_.push_back(text); };
+  const OpenCall open = device_call(512);
+  TuningEntry entry;
+  entry.key = CallTuner(options).key_of(open);
+  EXPECT_EQ(entry.key.units, 10);
+  entry.tile_m = entry.tile_n = 64;
+  entry.resources = {3, 4};
+  entry.partition = {5, 6};  // 32 tiles on 3 compute units
+  entry.predicted_us = entry.serial_us = 1;
+  entry.how = "predicted";
+  entry.date = "2026-11-30";
+  const auto stored = [&] {
+    TuningCache(path_, options.identity, nullptr).store(entry);
+    return CallTuner(options).choose(open);
+  };
+  EXPECT_EQ(stored().origin, ChoiceOrigin::kCache);
+  EXPECT_EQ(stored().partition, entry.partition);
+  entry.resources = {4, 2};
+  entry.partition = {3, 5};
+  EXPECT_NE(stored().origin, ChoiceOrigin::kCache);
+  ASSERT_EQ(warnings_.size(), 1U);
+  EXPECT_NE(warnings_[0].find("it is for 4 compute units beside 2 for communication, the call has 3"),
+            std::string::npos)
+      << warnings_[0];
+  entry.resources = {5, 4};  // no overlap, on all units
+  entry.partition = {7};
+  EXPECT_EQ(stored().origin, ChoiceOrigin::kCache);
+  EXPECT_EQ(stored().partition, (std::vector<std::int64_t>{11}));
+}
+
 }  // namespace
 }  // namespace flashoverlap
