@@ -23,7 +23,7 @@ std::vector<std::int32_t> owners_of(std::int32_t world_size, std::int32_t rank, 
   std::vector<std::int32_t> owners(index(world_size));
   std::iota(owners.begin(), owners.end(), 0);
   if (order == MoeOrder::kExpertMajor) {
-    std::ranges::rotate(owners, owners.begin() + (rank + 1) % world_size);
+    std::rotate(owners.begin(), owners.begin() + (rank + 1) % world_size, owners.end());
   } else {
     std::rotate(owners.begin() + rank, owners.begin() + rank + 1, owners.end());
   }

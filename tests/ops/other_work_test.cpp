@@ -146,7 +146,8 @@ TEST(OtherWorkWhile, TransfersAreUnderWayAfterTheLastTile) {
       Operands operands = call.operands();
       if (rank == 0) {
         operands.other_work = [&](const SliceArrived&) {
-          EXPECT_EQ(tiles, 8) << "no tile has anything to wait for";
+          // All have been taken, but each of the other threads may only be about to start its own.
+          EXPECT_GE(tiles, 8 - (threads - 1)) << "no tile has anything to wait for";
           ++pieces;
           return true;
         };
