@@ -222,8 +222,22 @@ TEST(MoeCommand, Refusals) {
   expect_refused("plan moe-layer --rank 2 --ranks 2",
                  "--rank: '2' is not accepted; expected an integer from 0 to 1");
   expect_refused("simulate moe-layer", "--machine: is needed");
+  expect_refused("run moe-layer --backend rocm", "--backend: 'rocm' is not accepted; expected cpu, cuda");
   expect_refused("run moe-layer --padding shared --order owner-major",
                  "padding 'shared' lets tiles run over the owners of an expert");
+}
+
+TEST(MoeCommand, SaysWhatIsMissingForGpus) {
+  const auto result =
+      run_command(words_of(std::string("run moe-layer --backend cuda --ranks 2") + kSmall), {});
+  EXPECT_EQ(result.exit_code, 2);
+  const bool is_said =
+      result.err ==
+          "flashoverlap: --backend cuda: this build has no GPU executor; build with the "
+          "preset cuda (-DFLASHOVERLAP_CUDA=ON)\n" ||
+      // Builds with one: f32 is what the command computes when not told otherwise.
+      result.err == "flashoverlap: --backend cuda computes bf16 and f16, not f32; add --dtype bf16\n";
+  EXPECT_TRUE(is_said) << result.err;
 }
 
 }  // namespace
