@@ -76,9 +76,9 @@ void check_job(const RunCommand& command) {
 
 /// What leaves a tail-free plan open: nothing, or its parts.
 std::string default_parts(const SliceOptions& slices) {
-  std::string text = slices.parts > 0 ? fmt::format("{} part{} a slice, given", slices.parts,
-                                                    slices.parts == 1 ? "" : "s")
-                                      : "as few parts as leave no tail";
+  std::string text = slices.parts > 0
+                         ? fmt::format("{} part{} a slice, given", slices.parts, slices.parts == 1 ? "" : "s")
+                         : "as few parts as leave no tail";
   if (slices.send_channels > 0) text += fmt::format(", {} slices at a time, given", slices.send_channels);
   return text;
 }

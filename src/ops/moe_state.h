@@ -101,7 +101,7 @@ struct MoeLayer::State {
   Communicator& communicator;
   MoeLayerOptions options;
   std::shared_ptr<plan::MoeDevice> device;  ///< Null: rows lie in the host's memory.
-  std::int64_t first = 0;  ///< Local experts are [first, first + count).
+  std::int64_t first = 0;                   ///< Local experts are [first, first + count).
   std::int64_t count = 0;
   MoeController controller;
   cpu::ThreadPool pool;
