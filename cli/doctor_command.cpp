@@ -25,7 +25,12 @@ std::string to_text(const Machine& machine) {
       {"processor", fmt::format("{}, {} core{} usable, {}", machine.processor, machine.cores,
                                 machine.cores == 1 ? "" : "s", fmt::join(machine.features, " "))},
       {"memory", fmt::format("{:.1f} GiB", machine.memory_gib)}};
-  for (const Finding& finding : machine.findings) rows.emplace_back(finding.name, text_of(finding));
+  for (const Finding& finding : machine.findings) {
+    rows.emplace_back(finding.name, text_of(finding));
+    if (finding.name != "CUDA") continue;
+    for (std::size_t i = 0; i < machine.gpus.size(); ++i)
+      rows.emplace_back(fmt::format("GPU {}", i), text_of(machine.gpus[i]));
+  }
   return to_table(rows);
 }
 
@@ -40,6 +45,14 @@ nlohmann::ordered_json to_json(const Machine& machine) {
                                           {"usable", finding.usable},
                                           {"detail", finding.detail},
                                           {"reason", finding.reason}};
+  }
+  object["gpus"] = nlohmann::ordered_json::array();
+  for (const Gpu& gpu : machine.gpus) {
+    object["gpus"].push_back({{"name", gpu.name},
+                              {"compute_capability", gpu.compute_capability},
+                              {"sms", gpu.sms},
+                              {"memory_gib", gpu.memory_gib},
+                              {"peers", gpu.peers}});
   }
   return object;
 }

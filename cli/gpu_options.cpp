@@ -1,30 +1,18 @@
-#include <memory>
+#include "gpu_options.h"
 
-#include "gpu_run.h"
 #include "option_values.h"
 #include "process_ranks.h"
 
 namespace flashoverlap::cli {
+namespace {
 
-void add_gpu_options(CLI::App& app, const std::shared_ptr<GpuOptions>& gpu) {
-  add_choice(app, "--backend", gpu->backend, {"cpu", "cuda"}, "What computes")->default_str("cpu");
-  add_choice(app, "--comm", gpu->communicator, {"nccl", "local", "copy-engine"},
-             "With --backend cuda: NCCL; kernels that read the other ranks' memory; or copies that take\n"
-             "no SM, with partial sums added behind the GEMM")
-      ->default_str("nccl");
-  app.add_option_function<std::string>(
-         "--devices",
-         [gpu](const std::string& text) {
-           constexpr IntegerRange kDevices{0, 1023};
-           gpu->devices = parse_integer_list("--devices", text, kDevices);
-         },
-         "With --backend cuda: the device of each rank; ranks on one device share its SMs.\n"
-         "When not given: one device a rank, or device 0 for all where there are fewer")
-      ->type_name("LIST");
-  constexpr IntegerRange kSms{0, 1024};
-  add_integer(app, "--sms-communication", gpu->communication_sms, kSms,
-              "With --backend cuda: SMs of each device that the GEMM leaves to communication")
-      ->default_str(std::to_string(gpu->communication_sms));
+// With NCCL beside a GEMM on an H200, as quick as with all SMs (docs/gpu-cluster.md).
+constexpr int kDefaultSms = 24;
+
+}  // namespace
+
+int GpuOptions::sms() const {
+  return communication_sms.empty() ? kDefaultSms : static_cast<int>(communication_sms.front());
 }
 
 void check_backend(const GpuOptions& gpu) {
@@ -32,6 +20,44 @@ void check_backend(const GpuOptions& gpu) {
     throw CLI::ValidationError("--backend",
                                "cuda is for ranks in one process; leave mpirun or --processes out");
   }
+}
+
+void check_gpu_options(const GpuOptions& options) {
+  if (options.on_gpus()) return;
+  const auto refuse = [](const char* option) {
+    throw CLI::ValidationError(option, "is for GPUs; add --backend cuda");
+  };
+  if (!options.devices.empty()) refuse("--devices");
+  if (!options.communication_sms.empty()) refuse("--sms-communication");
+  if (options.communicator != GpuOptions{}.communicator) refuse("--comm");
+}
+
+void add_gpu_options(CLI::App& app, const std::shared_ptr<GpuOptions>& options, SmsOption sms,
+                     const std::string& sms_description) {
+  add_choice(app, "--backend", options->backend, {"cpu", "cuda"}, "What computes")->default_str("cpu");
+  add_choice(app, "--comm", options->communicator, {"nccl", "local", "copy-engine"},
+             "With --backend cuda: NCCL; kernels that read the other ranks' memory; or copies that take\n"
+             "no SM, with partial sums added behind the GEMM")
+      ->default_str("nccl");
+  app.add_option_function<std::string>(
+         "--devices",
+         [options](const std::string& text) {
+           constexpr IntegerRange kDevices{0, 1023};
+           options->devices = parse_integer_list("--devices", text, kDevices);
+         },
+         "With --backend cuda: the device of each rank; ranks on one device share its SMs.\n"
+         "When not given: one device a rank, or device 0 for all where there are fewer")
+      ->type_name("LIST");
+  app.add_option_function<std::string>(
+         "--sms-communication",
+         [options, sms](const std::string& text) {
+           constexpr IntegerRange kSms{0, 1024};
+           const std::string name = "--sms-communication";
+           options->communication_sms = sms == SmsOption::kOne ? std::vector{parse_integer(name, text, kSms)}
+                                                               : parse_integer_list(name, text, kSms);
+         },
+         "With --backend cuda: " + sms_description)
+      ->type_name(sms == SmsOption::kOne ? "INT" : "LIST");
 }
 
 }  // namespace flashoverlap::cli

@@ -2,37 +2,47 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cuda/rank_placement.h"
 #include "flashoverlap/cuda_context.h"
-#include "gpu_run.h"
+#include "gpu_options.h"
 
-/// Where the ranks of `--backend cuda` run, on which SMs, and how they exchange.
+/// The ranks of `--backend cuda` as the library takes them. Only in builds with CUDA.
 namespace flashoverlap::cli {
 
+/// Of each rank. Before CUDA starts, sets what it needs in the environment, where that does not say
+/// otherwise. Throws Error(kUnsupported) without a device, Error(kBadArgument) naming --devices.
+[[nodiscard]] std::vector<int> devices_of(std::int64_t ranks, const GpuOptions& gpu);
+
+[[nodiscard]] cuda::Transport transport_of(const GpuOptions& gpu);
+
+[[nodiscard]] cuda::RankPlacement place_on_gpus(std::int64_t ranks, const GpuOptions& gpu,
+                                                int communication_sms);
+
+/// Where the ranks run, on which SMs, and how they exchange.
 class GpuRanks {
  public:
-  /// Sets what CUDA needs of the environment, so it comes before CUDA starts. `link`: what the exchange is
-  /// paced to. Errors name the option.
+  /// `link`: what the exchange is paced to. Errors name the option.
   GpuRanks(std::int64_t ranks, const GpuOptions& options, const LinkModel& link);
+  GpuRanks(const GpuRanks&) = delete;
+  GpuRanks& operator=(const GpuRanks&) = delete;
 
   [[nodiscard]] const CudaOptions& options_of(int rank) const {
-    return ranks_[static_cast<std::size_t>(rank)];
+    return placement_.ranks[static_cast<std::size_t>(rank)];
   }
   /// The communicator of `control`'s rank. Collective.
-  [[nodiscard]] std::shared_ptr<Communicator> connect(const std::shared_ptr<Communicator>& control) const;
+  [[nodiscard]] std::shared_ptr<Communicator> connect(const std::shared_ptr<Communicator>& control) const {
+    return communicators_->connect(control);
+  }
   /// "nccl on devices 0,1"
   [[nodiscard]] std::string text() const;
 
  private:
-  void place(const GpuOptions& options);
-
-  std::string communicator_;
-  std::vector<int> devices_;
-  std::vector<CudaOptions> ranks_;
-  int ctas_ = 0;  ///< Of one rank's collectives.
-  std::vector<std::shared_ptr<Communicator>> locals_;
+  cuda::RankPlacement placement_;
+  std::optional<cuda::RankCommunicators> communicators_;
 };
 
 }  // namespace flashoverlap::cli

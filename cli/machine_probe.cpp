@@ -12,41 +12,10 @@
 #include <thread>
 
 #include "flashoverlap/mpi.h"
+#include "loaded_library.h"
 
 namespace flashoverlap::cli {
 namespace {
-
-/// A library that is loaded for as long as this lives.
-class Library {
- public:
-  /// Tries the names in turn.
-  explicit Library(std::initializer_list<const char*> names) {
-    for (const char* name : names) {
-      handle_ = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
-      if (handle_ != nullptr) return;
-    }
-  }
-  // Not closed: CUDA's and MPI's libraries do not survive being unloaded everywhere.
-  ~Library() = default;
-  Library(const Library&) = delete;
-  Library& operator=(const Library&) = delete;
-
-  explicit operator bool() const { return handle_ != nullptr; }
-
-  template <typename Function>
-  Function* function(const char* name) const {
-    return handle_ == nullptr ? nullptr : reinterpret_cast<Function*>(::dlsym(handle_, name));
-  }
-  /// File that `symbol` came from.
-  [[nodiscard]] std::string path_of(const char* symbol) const {
-    Dl_info info{};
-    void* address = handle_ == nullptr ? nullptr : ::dlsym(handle_, symbol);
-    return address != nullptr && ::dladdr(address, &info) != 0 ? info.dli_fname : "";
-  }
-
- private:
-  void* handle_ = nullptr;
-};
 
 std::optional<std::string> find_in_path(const std::string& program) {
   const char* path = std::getenv("PATH");
@@ -127,39 +96,24 @@ Finding probe_mpi() {
   return finding;
 }
 
-/// Number of CUDA devices with what can be said about them, or why there is none.
-Finding probe_cuda() {
-  Finding finding{.name = "CUDA", .found = false, .usable = false, .detail = {}, .reason = {}};
-  if (const auto nvcc = find_in_path("nvcc")) finding.detail = "compiler " + *nvcc;
-  const Library driver{"libcuda.so.1"};
-  auto* init = driver.function<int(unsigned)>("cuInit");
-  auto* get_version = driver.function<int(int*)>("cuDriverGetVersion");
-  auto* count_devices = driver.function<int(int*)>("cuDeviceGetCount");
-  auto* get_name = driver.function<int(char*, int, int)>("cuDeviceGetName");
-  if (init == nullptr || get_version == nullptr || count_devices == nullptr || get_name == nullptr) {
-    finding.reason = "no NVIDIA driver (libcuda.so.1) found";
-    return finding;
+/// What can be said of CUDA and its devices, or why there is none.
+Finding probe_cuda(const GpuProbe& gpus) {
+  Finding finding{
+      .name = "CUDA", .found = gpus.has_driver, .usable = false, .detail = {}, .reason = gpus.reason};
+  if (gpus.has_driver) {
+    finding.detail =
+        fmt::format("driver {}for CUDA {}", gpus.driver.empty() ? "" : gpus.driver + " ", gpus.cuda);
+    if (!gpus.gpus.empty())
+      finding.detail = fmt::format("{} x {}, {}", gpus.gpus.size(), gpus.gpus.front().name, finding.detail);
   }
-  int version = 0;
-  int devices = 0;
-  get_version(&version);
-  finding.found = true;
-  finding.detail = fmt::format("driver for CUDA {}.{}{}{}", version / 1000, version % 1000 / 10,
-                               finding.detail.empty() ? "" : ", ", finding.detail);
-  if (const int error = init(0); error != 0) {
-    finding.reason = fmt::format("cuInit failed with error {}", error);
-  } else if (count_devices(&devices) != 0 || devices == 0) {
-    finding.reason = "no CUDA device";
-  } else {
-    std::array<char, 256> name{};
-    get_name(name.data(), static_cast<int>(name.size()), 0);
-    finding.detail = fmt::format("{} x {}, {}", devices, name.data(), finding.detail);
+  if (const auto nvcc = find_in_path("nvcc"))
+    finding.detail += (finding.detail.empty() ? "compiler " : ", compiler ") + *nvcc;
+  if (gpus.gpus.empty()) return finding;
 #ifdef FLASHOVERLAP_CUDA
-    finding.usable = true;
+  finding.usable = true;
 #else
-    finding.reason = "this build has no GPU executor; configure with -DFLASHOVERLAP_CUDA=ON";
+  finding.reason = "this build has no GPU executor; configure with -DFLASHOVERLAP_CUDA=ON";
 #endif
-  }
   return finding;
 }
 
@@ -222,8 +176,11 @@ Machine probe_machine() {
                   .processor = processor_name(),
                   .features = vector_features(),
                   .memory_gib = memory_gib(),
-                  .findings = {}};
-  const Finding cuda = probe_cuda();
+                  .findings = {},
+                  .gpus = {}};
+  const GpuProbe gpus = probe_gpus();
+  machine.gpus = gpus.gpus;
+  const Finding cuda = probe_cuda(gpus);
   machine.findings = {probe_blas(), probe_mpi(), cuda, probe_nccl(cuda.usable), probe_nvshmem()};
   return machine;
 }

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "gpu_probe.h"
+
 /// What this machine offers, found without needing any of it: libraries are loaded at run time, by name.
 namespace flashoverlap::cli {
 
@@ -21,6 +23,7 @@ struct Machine {
   std::vector<std::string> features;  ///< Vector instruction sets.
   double memory_gib = 0;
   std::vector<Finding> findings;  ///< BLAS, MPI, CUDA, NCCL, NVSHMEM.
+  std::vector<Gpu> gpus;
 };
 
 Machine probe_machine();

@@ -8,6 +8,8 @@
 
 #include "commands.h"
 #include "files.h"
+#include "gpu_machine.h"
+#include "gpu_options.h"
 #include "option_values.h"
 #include "profile_measure.h"
 #include "tuning_options.h"
@@ -18,7 +20,8 @@ namespace {
 struct ProfileCommand {
   ProfileOptions profile;
   ProblemOptions problem;  ///< Ranks and threads only.
-  std::string dtypes = "f32";
+  GpuOptions gpu;
+  std::string dtypes;  ///< Empty: f32, and bf16 on GPUs.
   std::string output;
 };
 
@@ -55,17 +58,21 @@ std::vector<DType> parse_dtypes(const std::string& text) {
   return dtypes;
 }
 
-std::string summary(const MachineProfile& profile, const std::string& path) {
+/// `unit`: what the machine's units are called.
+std::string summary(const MachineProfile& profile, const std::string& unit, const std::string& path) {
   std::string text = fmt::format("{}: {}\n", profile.name, profile.description);
   for (const GemmKernel& kernel : profile.gemm.kernels) {
-    text += fmt::format("  GEMM {} {}x{}: {:.1f} GFLOP/s per thread and {:.1f} us per tile\n",
-                        name_of(kernel.dtype), kernel.tile_m, kernel.tile_n, kernel.unit_gflops,
-                        kernel.overhead_us);
+    const std::string units =
+        kernel.units_per_tile == 1 ? unit : fmt::format("{} {}s", kernel.units_per_tile, unit);
+    text +=
+        fmt::format("  GEMM {} {}x{}: {:.1f} GFLOP/s per {} and {:.1f} us per tile\n", name_of(kernel.dtype),
+                    kernel.tile_m, kernel.tile_n, kernel.unit_gflops, units, kernel.overhead_us);
   }
   for (const CommunicationCurve& curve : profile.curves) {
     const CurvePoint& large = curve.curve.points().back();
-    text += fmt::format("  {}: {:.1f} us for {:.0f} bytes, {:.2f} GB/s for {:.0f} bytes\n",
-                        name_of(curve.collective), curve.curve.points().front().time_us,
+    const std::string beside = curve.units == 0 ? "" : fmt::format(" on {} {}s", curve.units, unit);
+    text += fmt::format("  {}{}: {:.1f} us for {:.0f} bytes, {:.2f} GB/s for {:.0f} bytes\n",
+                        name_of(curve.collective), beside, curve.curve.points().front().time_us,
                         curve.curve.points().front().bytes, large.bytes / large.time_us / 1e3, large.bytes);
   }
   text += fmt::format(
@@ -74,27 +81,41 @@ std::string summary(const MachineProfile& profile, const std::string& path) {
   return text + fmt::format("Written to {}\n", path);
 }
 
+/// Where run and tune look for it.
+std::string default_path(const ProfileCommand& command) {
+  const ProfileOptions& profile = command.profile;
+  const std::string path =
+      command.gpu.on_gpus()
+          ? default_gpu_profile_path(profile.ranks, command.gpu, gpu_machine(profile.ranks, command.gpu))
+          : default_profile_path(profile.ranks, profile.threads);
+  if (path.empty()) {
+    throw CLI::ValidationError("--output", "is needed: neither XDG_CACHE_HOME nor HOME names a place for it");
+  }
+  return path;
+}
+
 int profile(ProfileCommand& command) {
+  check_gpu_options(command.gpu);
+  const bool on_gpus = command.gpu.on_gpus();
+  if (command.dtypes.empty()) command.dtypes = on_gpus ? "bf16" : "f32";
   command.profile.dtypes = parse_dtypes(command.dtypes);
   command.profile.ranks = command.problem.ranks;
   command.profile.threads = threads_per_rank(command.problem.threads, command.problem.ranks);
   std::string path = command.output;
   if (path.empty()) {
-    path = default_profile_path(command.profile.ranks, command.profile.threads);
-    if (path.empty()) {
-      throw CLI::ValidationError("--output",
-                                 "is needed: neither XDG_CACHE_HOME nor HOME names a place for it");
-    }
+    path = default_path(command);
     std::filesystem::create_directories(std::filesystem::path(path).parent_path());
   }
   require_writable("--output", path);
   ProgressBar bar;
-  const MachineProfile measured = measure_profile(
-      command.profile,
-      [&](std::int64_t done, std::int64_t total, const std::string& next) { bar.show(done, total, next); });
+  const Progress show = [&](std::int64_t done, std::int64_t total, const std::string& next) {
+    bar.show(done, total, next);
+  };
+  const MachineProfile measured = on_gpus ? measure_gpu_profile(command.profile, command.gpu, show)
+                                          : measure_profile(command.profile, show);
   const std::string json = to_json(measured);
   write_file("--output", path, [&](std::ostream& out) { out << json; });
-  fmt::print("{}", summary(measured, path));
+  fmt::print("{}", summary(measured, on_gpus ? "SM" : "thread", path));
   return kExitSuccess;
 }
 
@@ -119,10 +140,17 @@ void add_profile_command(CLI::App& app, Action& action) {
   add_integer(*sub, "--repetitions", command->profile.repetitions, kRepetitions,
               "Of each measurement; medians are kept")
       ->default_str(std::to_string(command->profile.repetitions));
-  sub->add_option("--dtypes", command->dtypes, "Element types to measure, of f32, bf16, f16")
-      ->type_name("LIST")
-      ->default_str("f32");
-  sub->footer("\nExample: flashoverlap profile --ranks 2 -o machine.json");
+  sub->add_option("--dtypes", command->dtypes,
+                  "Element types to measure, of f32, bf16, f16; when not given: f32, and bf16\n"
+                  "with --backend cuda")
+      ->type_name("LIST");
+  add_gpu_options(*sub, std::shared_ptr<GpuOptions>(command, &command->gpu), SmsOption::kSeveral,
+                  "numbers of SMs of each device to measure communication on;\n"
+                  "GEMMs have what the first one leaves. When not given: 24,16,8, and 0,2 with\n"
+                  "--comm copy-engine");
+  sub->footer(
+      "\nExamples: flashoverlap profile --ranks 2 -o machine.json\n"
+      "          flashoverlap profile --backend cuda --ranks 4 --devices 0,1,2,3");
   sub->callback([command, &action] { action = [command] { return profile(*command); }; });
 }
 

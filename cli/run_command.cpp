@@ -84,6 +84,7 @@ std::string default_parts(const SliceOptions& slices) {
 }
 
 int run(RunCommand& command) {
+  check_gpu_options(command.gpu);
   const bool is_job = command.run.problem.is_job;
   if (command.processes > 0) {
     if (is_job)
@@ -108,8 +109,12 @@ int run(RunCommand& command) {
                         in_slices ? std::nullopt : gemm, [&](const TunedCall& tuned) { choice = tuned; });
     };
   }
-  // The shipped machine profiles are of CPUs; on GPUs the executor's own suggestion stands.
-  if (command.run.problem.partition.empty() && on_gpus) choice.explanation = "the GPU executor's suggestion";
+  if (command.run.problem.partition.empty() && on_gpus) {
+    const GpuMachine machine = gpu_machine(command.run.problem.ranks, command.gpu);
+    const LinkModel link = command.run.link_is_auto ? LinkModel{} : command.run.link;
+    command.run.problem.tuner = make_gpu_tuner(command.tuning, command.run.problem, link, machine,
+                                               command.gpu, [&](const TunedCall& tuned) { choice = tuned; });
+  }
   if (on_gpus) command.run.problem.baseline_slices = 0;  // it is not measured there
   RunResult result = on_gpus ? measure_on_gpus(command.run, command.gpu) : measure(command.run);
   result.choice = choice;
@@ -147,7 +152,9 @@ void add_run_command(CLI::App& app, Action& action) {
          "When a rank fails, write what each rank was doing (docs/operations.md)")
       ->type_name("FILE");
   add_link_options(*sub, command);
-  add_gpu_options(*sub, std::shared_ptr<GpuOptions>(command, &command->gpu));
+  add_gpu_options(*sub, std::shared_ptr<GpuOptions>(command, &command->gpu), SmsOption::kOne,
+                  "SMs of each device that the GEMM leaves to communication;\n"
+                  "when not given: the tuned number, or 24");
   add_machine_option(*sub, command->tuning, "of this machine, where flashoverlap profile made one");
   add_cache_options(*sub, command->tuning);
   constexpr IntegerRange kIterations{1, 1'000'000};

@@ -10,8 +10,16 @@
 
 #include "flashoverlap/cpu_executor.h"
 #include "machine_probe.h"
+#include "tune_request.h"
 
 namespace flashoverlap::cli {
+namespace {
+
+std::string in_brackets(const std::string& text) {
+  return text.empty() ? "" : fmt::format(" ({})", text);
+}
+
+}  // namespace
 
 void add_machine_option(CLI::App& app, TuningOptions& options, const std::string& otherwise) {
   std::string names;
@@ -35,11 +43,40 @@ std::int64_t threads_per_rank(std::int64_t threads, std::int64_t ranks) {
   return std::max<std::int64_t>(1, cores / ranks);
 }
 
-std::string default_profile_path(std::int64_t ranks, std::int64_t threads) {
+namespace {
+
+/// Empty when there is no place for it.
+std::string beside_cache(const std::string& name) {
   const std::string cache = TuningCache::default_path();
-  if (cache.empty()) return {};
-  const std::filesystem::path folder = std::filesystem::path(cache).parent_path();
-  return (folder / fmt::format("machine-{}x{}.json", ranks, threads)).string();
+  return cache.empty() ? "" : (std::filesystem::path(cache).parent_path() / name).string();
+}
+
+/// The profile at `path` where it is of this machine; one that is not is warned of.
+std::optional<MachineProfile> read_profile(const std::string& path, const MachineIdentity& here) {
+  if (path.empty() || !std::filesystem::exists(path)) return std::nullopt;
+  try {
+    MachineProfile machine = load_machine_profile(path);
+    const Provenance& of = machine.provenance;
+    if (of.device == here.device && of.driver == here.driver && of.libraries == here.libraries)
+      return machine;
+    warn(fmt::format("{} is of '{}'{}, this is '{}'{}: not used; run flashoverlap profile again", path,
+                     of.device, in_brackets(of.driver), here.device, in_brackets(here.driver)));
+  } catch (const Error& error) {
+    warn(fmt::format("{}; not used, run flashoverlap profile again", error.what()));
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string default_profile_path(std::int64_t ranks, std::int64_t threads) {
+  return beside_cache(fmt::format("machine-{}x{}.json", ranks, threads));
+}
+
+std::string default_gpu_profile_path(std::int64_t ranks, const GpuOptions& gpu, const GpuMachine& machine) {
+  // Ranks that share a device have as many SMs as their number and the communication leave them.
+  const std::string shared = machine.shares_devices ? fmt::format("-sharing-{}", gpu.sms()) : "";
+  return beside_cache(fmt::format("gpus-{}-{}{}.json", ranks, gpu.communicator, shared));
 }
 
 MachineIdentity this_machine() {
@@ -49,9 +86,9 @@ MachineIdentity this_machine() {
           .libraries = {{"blas", cpu_blas_name()}}};
 }
 
-std::string communicator_name(const LinkModel& link) {
-  if (link.bandwidth_gbps == 0 && link.latency_us == 0) return "in-process";
-  return fmt::format("in-process {:.3g} GB/s {:.3g} us", link.bandwidth_gbps, link.latency_us);
+std::string communicator_name(const LinkModel& link, const std::string& name) {
+  if (link.bandwidth_gbps == 0 && link.latency_us == 0) return name;
+  return fmt::format("{} {:.3g} GB/s {:.3g} us", name, link.bandwidth_gbps, link.latency_us);
 }
 
 std::string cache_path(const TuningOptions& options) {
@@ -66,19 +103,13 @@ void warn(const std::string& text) {
 std::optional<MachineProfile> find_machine(const TuningOptions& options, std::int64_t ranks,
                                            std::int64_t threads) {
   if (!options.machine.empty()) return load_machine_profile(options.machine);
-  const std::string path = default_profile_path(ranks, threads);
-  if (path.empty() || !std::filesystem::exists(path)) return std::nullopt;
-  try {
-    MachineProfile machine = load_machine_profile(path);
-    const MachineIdentity here = this_machine();
-    if (machine.provenance.device == here.device && machine.provenance.libraries == here.libraries)
-      return machine;
-    warn(fmt::format("{} is of '{}', this is '{}': not used; run flashoverlap profile again", path,
-                     machine.provenance.device, here.device));
-  } catch (const Error& error) {
-    warn(fmt::format("{}; not used, run flashoverlap profile again", error.what()));
-  }
-  return std::nullopt;
+  return read_profile(default_profile_path(ranks, threads), this_machine());
+}
+
+std::optional<MachineProfile> find_gpu_machine(const TuningOptions& options, std::int64_t ranks,
+                                               const GpuOptions& gpu, const GpuMachine& machine) {
+  if (!options.machine.empty()) return load_machine_profile(options.machine);
+  return read_profile(default_gpu_profile_path(ranks, gpu, machine), machine.identity);
 }
 
 namespace {
@@ -130,6 +161,57 @@ std::shared_ptr<const CallTuner> make_tuner(const TuningOptions& options, std::i
     on_choice(chosen);
   };
   return std::make_shared<const CallTuner>(std::move(tuner));
+}
+
+TuningKey tuning_key(const ProblemOptions& problem, std::int64_t units, const std::string& communicator) {
+  return {.operation = std::string(name_of(problem.op)),
+          .m = problem.m,
+          .n = problem.n,
+          .k = problem.k,
+          .dtype = problem.dtype,
+          .world_size = problem.ranks,
+          .units = units,
+          .epilogue = "any",
+          .variant = tuning_variant(problem),
+          .communicator = communicator};
+}
+
+namespace {
+
+/// Communication units of the key's entry, where there is one and it overlaps; otherwise -1.
+std::int64_t tuned_sms(const std::string& path, const MachineIdentity& identity, const TuningKey& key) {
+  if (path.empty()) return -1;
+  try {
+    const auto entry = TuningCache(path, identity, nullptr).find(key);
+    return entry && entry->partition.size() > 1 ? entry->resources.communication_units : -1;
+  } catch (const Error&) {  // the tuner, which reads the same file, has said what is wrong with it
+    return -1;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const CallTuner> make_gpu_tuner(const TuningOptions& options, const ProblemOptions& problem,
+                                                const LinkModel& link, const GpuMachine& machine,
+                                                GpuOptions& gpu,
+                                                const std::function<void(const TunedCall&)>& on_choice) {
+  CallTuner::Options tuner;
+  if (std::optional<MachineProfile> profile = find_gpu_machine(options, problem.ranks, gpu, machine))
+    tuner.machine = paced(*profile, link);
+  tuner.cache_path = cache_path(options);
+  tuner.identity = machine.identity;
+  tuner.communicator = communicator_name(link, gpu.communicator);
+  tuner.units = machine.units;
+  tuner.warn = warn;
+  tuner.on_choice = on_choice;
+  auto made = std::make_shared<const CallTuner>(std::move(tuner));
+  if (gpu.communication_sms.empty() && !machine.shares_devices) {
+    const std::int64_t tuned =
+        tuned_sms(cache_path(options), machine.identity,
+                  tuning_key(problem, machine.units, communicator_name(link, gpu.communicator)));
+    if (tuned >= 0) gpu.communication_sms = {tuned};
+  }
+  return made;
 }
 
 }  // namespace flashoverlap::cli

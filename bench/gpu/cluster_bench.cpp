@@ -24,13 +24,14 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 
 #include "check.h"
 #include "flashoverlap/cuda_context.h"
 #include "flashoverlap/launcher.h"
 #include "flashoverlap/rendezvous.h"
-#include "machine_curves.h"
+#include "measure_machine.h"
 #include "nccl_library.h"
 #include "operator_bench.h"
 
@@ -133,14 +134,20 @@ int place(Arguments& arguments, bool& rehearse) {
 }
 
 int measure_curves(Arguments& arguments) {
-  bench::CurveSettings settings;
-  settings.world_size = place(arguments, settings.rehearse);
+  cuda::MachineSettings settings;
+  bool rehearse = false;
+  const int world = place(arguments, rehearse);
+  if (const auto launch = detect_launch(); launch && launch->world_size > 1)
+    throw std::runtime_error("curves are measured by threads of one process; leave the launcher out");
+  settings.devices.assign(static_cast<std::size_t>(world), 0);
+  if (!rehearse) std::iota(settings.devices.begin(), settings.devices.end(), 0);
+  settings.measured_by = fmt::format("cluster_bench curves --ranks {}", world);
   settings.communication_sms.clear();
   for (const std::string& part : bench::split(arguments.take("--sms-communication", "16")))
     settings.communication_sms.push_back(std::stoi(part));
   const std::string path = arguments.take("--json", "profile.json");
   arguments.expect_none_left();
-  const MachineProfile profile = bench::measure_machine(settings);
+  const MachineProfile profile = cuda::measure_machine(settings);
   for (const CommunicationCurve& curve : profile.curves) {
     fmt::print("{} of {} ranks on {} SMs:", name_of(curve.collective), curve.world_size, curve.units);
     for (const CurvePoint& point : curve.curve.points())

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -16,6 +15,7 @@
 #include "core/median.h"
 #include "cuda_stream.h"
 #include "gemm_choice.h"
+#include "measure_transfers.h"
 #include "ops/choose.h"
 #include "peer_reader.h"
 #include "sm_partition.h"
@@ -59,15 +59,6 @@ std::vector<Shape> parse_shapes(const std::string& text) {
     shapes.push_back({m, n, k});
   }
   return shapes;
-}
-
-double slowest_of(Communicator& communicator, double value) {
-  double slowest = 0;
-  for (const std::uint64_t bits :
-       communicator.exchange(std::bit_cast<std::uint64_t>(value), {.operation = "the slowest rank"})) {
-    slowest = std::max(slowest, std::bit_cast<double>(bits));
-  }
-  return slowest;
 }
 
 OperatorBench::OperatorBench(gpu_test::Rank& rank, const OperatorSettings& settings, std::string op,
@@ -440,7 +431,7 @@ double OperatorBench::batch(const Prepared& plan, Mode mode, int calls) {
 double OperatorBench::slowest_us(int calls) {
   float ms = 0;
   FLASHOVERLAP_CUDA_CHECK(cudaEventElapsedTime(&ms, begin_.get(), end_.get()));
-  return slowest_of(*rank_.communicator, static_cast<double>(ms) * 1e3 / calls);
+  return cuda::slowest_of(*rank_.communicator, static_cast<double>(ms) * 1e3 / calls);
 }
 
 Times OperatorBench::time_all(const Prepared& serial, const Prepared& overlapped, const Prepared& defaulted) {

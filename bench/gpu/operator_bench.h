@@ -147,7 +147,4 @@ std::string text_of(const std::vector<std::int64_t>& values);
 /// One JSON object and a newline.
 void append_json(std::ostream& out, const Result& result, const std::string& communicator);
 
-/// The slowest rank's value, on every rank. Collective.
-double slowest_of(flashoverlap::Communicator& communicator, double value);
-
 }  // namespace bench

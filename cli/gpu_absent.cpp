@@ -1,0 +1,39 @@
+// Stands in for gpu_run.cpp, gpu_moe_run.cpp and gpu_machine.cpp in builds without CUDA.
+#include "core/fail.h"
+#include "gpu_machine.h"
+#include "gpu_moe_run.h"
+#include "gpu_run.h"
+
+namespace flashoverlap::cli {
+namespace {
+
+[[noreturn]] void refuse() {
+  core::fail(
+      ErrorKind::kUnsupported,
+      "--backend cuda: this build has no GPU executor; build with the preset cuda (-DFLASHOVERLAP_CUDA=ON)");
+}
+
+}  // namespace
+
+RunResult measure_on_gpus(const RunOptions& /*options*/, const GpuOptions& /*gpu*/) {
+  refuse();
+}
+
+GpuMoeResult measure_moe_on_gpus(MoeRun& /*run*/, const GpuOptions& /*gpu*/) {
+  refuse();
+}
+
+GpuMachine gpu_machine(std::int64_t /*ranks*/, const GpuOptions& /*gpu*/) {
+  refuse();
+}
+
+std::vector<TileShape> gpu_tiles(const ProblemOptions& /*problem*/, const GpuOptions& /*gpu*/) {
+  refuse();
+}
+
+MachineProfile measure_gpu_profile(const ProfileOptions& /*profile*/, const GpuOptions& /*gpu*/,
+                                   const Progress& /*progress*/) {
+  refuse();
+}
+
+}  // namespace flashoverlap::cli

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+/// --backend cuda and what goes with it, as run, profile and tune have it.
+namespace flashoverlap::cli {
+
+struct GpuOptions {
+  std::string backend = "cpu";
+  /// Or "local": kernels that read the other ranks' memory; or "copy-engine": PeerCopy::kCopyEngine and
+  /// SumBy::kRestore.
+  std::string communicator = "nccl";
+  /// Rank r runs on devices[r]; ranks on the same device share its SMs. Empty: rank r on device r, or all on
+  /// device 0 where there are fewer.
+  std::vector<std::int64_t> devices;
+  /// Of each device, left to communication. Empty: not given.
+  std::vector<std::int64_t> communication_sms;
+
+  [[nodiscard]] bool on_gpus() const { return backend == "cuda"; }
+  /// The first one, or what `run` takes where nothing else is known.
+  [[nodiscard]] int sms() const;
+};
+
+enum class SmsOption { kOne, kSeveral };
+
+/// Throws CLI::ValidationError for options that say nothing without --backend cuda.
+void check_gpu_options(const GpuOptions& options);
+
+/// Throws CLI::ValidationError where ranks are processes, and --backend is not the CPU's.
+void check_backend(const GpuOptions& gpu);
+
+/// --backend and what goes with it. `sms_description`: of --sms-communication.
+void add_gpu_options(CLI::App& app, const std::shared_ptr<GpuOptions>& options,
+                     SmsOption sms = SmsOption::kOne,
+                     const std::string& sms_description =
+                         "SMs of each device that the GEMM leaves to communication;\n"
+                         "when not given: 24");
+
+}  // namespace flashoverlap::cli
