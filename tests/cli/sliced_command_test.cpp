@@ -84,7 +84,8 @@ TEST(SlicedCommand, SimulationShowsNoTailWhereCommunicationIsShort) {
     EXPECT_LE(sim.at("exposed_us").get<double>(), sim.at("communication_us").get<double>()) << sim;
     EXPECT_LT(sim.at("overlap_us").get<double>(), sim.at("serial_us").get<double>()) << sim;
     EXPECT_LT(sim.at("overlap_us"), sim.at("sliced_us")) << sim;
-    EXPECT_LT(sim.at("exposed_share"), sim.at("sliced_exposed_share")) << sim;
+    // Both may be nothing: what is exposed is measured against the GEMM of the serial call.
+    EXPECT_LE(sim.at("exposed_share"), sim.at("sliced_exposed_share")) << sim;
   }
 }
 
@@ -106,8 +107,8 @@ TEST(ReduceScatterMethods, AutoIsTheQuickestOnTheMachine) {
   EXPECT_EQ(table.exit_code, 0) << table.err;
   EXPECT_NE(table.out.find("tail-free: "), std::string::npos) << table.out;
   const auto run = run_command(
-      words_of("run gemm-reduce-scatter --method auto --machine 4x-rtx4090-pcie --dtype f16 --iterations 1"
-               " --link-gbps 0 --link-latency-us 1 --no-cache -m 64 -n 32 -k 16 --ranks 2"),
+      words_of("run gemm-reduce-scatter --method auto --machine 4x-a100-nvlink --dtype f16 --iterations 1"
+               " --link-gbps 1 --link-latency-us 1 --no-cache -m 64 -n 32 -k 16 --ranks 2"),
       {});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_NE(run.out.find("serial: "), std::string::npos) << run.out;

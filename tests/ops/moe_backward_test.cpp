@@ -141,6 +141,9 @@ MoeLayerOptions small_layer(MoeTransport transport) {
 /// rank 1's results until rank 0 has had time for other work after its last tile.
 class HeldBack {
  public:
+  /// `dispatch_transfers`: of rank 1; a put, or a send and a receive.
+  explicit HeldBack(int dispatch_transfers) : dispatch_transfers_(dispatch_transfers) {}
+
   ExecutorHooks hooks_of(int rank) {
     ExecutorHooks hooks;
     if (rank == 0) {
@@ -152,7 +155,7 @@ class HeldBack {
     } else {
       hooks.before_transfer = [this](std::int64_t) {
         if (!in_backward) return;
-        if (transfers_++ == 0) {
+        if (transfers_++ < dispatch_transfers_) {
           wait_until([&] { return asked_ > kStepsWithoutRows; });
         } else {
           wait_until([&] { return asked_at_end_ > 0; });
@@ -170,6 +173,7 @@ class HeldBack {
   // One to transpose, one for the routing's weights, and the own rows of two experts.
   static constexpr int kStepsWithoutRows = 1 + 1 + 2;
 
+  const int dispatch_transfers_;
   std::atomic<int> tiles_{0};
   std::atomic<int> asked_{0};
   std::atomic<int> asked_at_end_{0};
@@ -178,7 +182,7 @@ class HeldBack {
 
 TEST(MoeBackwardWhile, RowsTravelItComputesGradientsOfWeights) {
   for (const MoeTransport transport : {MoeTransport::kPut, MoeTransport::kCollective}) {
-    HeldBack held;
+    HeldBack held(transport == MoeTransport::kPut ? 1 : 2);
     run_ranks(2, {}, [&](const std::shared_ptr<Communicator>& communicator) {
       const int rank = communicator->rank();
       Context context(communicator, {.num_threads = 1, .hooks = held.hooks_of(rank)});
