@@ -111,7 +111,8 @@ TEST(GpuCommand, TuneForAnotherMachinesGpusNeedsNone) {
     }
   }
   EXPECT_TRUE(has_other);
-  for (const Json& candidate : Json::parse(run(line + " --sms-communication 8,16").out)["candidates"])
+  const Json some = Json::parse(run(line + " --sms-communication 8,16").out);
+  for (const Json& candidate : some.at("candidates"))
     EXPECT_TRUE(candidate["communication_units"] == 8 || candidate["communication_units"] == 16);
 }
 
