@@ -55,7 +55,7 @@ class GpuMoeRank {
   MoeReport run_afresh(Method method) {
     data_.out.poison();
     cuda::upload(device_, out_.data(), data_.out.data(), bytes_of(data_.out));
-    const MoeReport report = forward(method);
+    MoeReport report = forward(method);
     stream_->synchronize();
     if (bytes_of(data_.out) > 0) {
       FLASHOVERLAP_CUDA_CHECK(cudaMemcpyAsync(data_.out.data(), out_.data(), bytes_of(data_.out),

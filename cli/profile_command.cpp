@@ -84,10 +84,9 @@ std::string summary(const MachineProfile& profile, const std::string& unit, cons
 /// Where run and tune look for it.
 std::string default_path(const ProfileCommand& command) {
   const ProfileOptions& profile = command.profile;
-  const std::string path =
-      command.gpu.on_gpus()
-          ? default_gpu_profile_path(profile.ranks, command.gpu, gpu_machine(profile.ranks, command.gpu))
-          : default_profile_path(profile.ranks, profile.threads);
+  std::string path = command.gpu.on_gpus() ? default_gpu_profile_path(profile.ranks, command.gpu,
+                                                                      gpu_machine(profile.ranks, command.gpu))
+                                           : default_profile_path(profile.ranks, profile.threads);
   if (path.empty()) {
     throw CLI::ValidationError("--output", "is needed: neither XDG_CACHE_HOME nor HOME names a place for it");
   }
