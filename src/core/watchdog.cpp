@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +16,7 @@
 #include <set>
 #include <utility>
 
+#include "core/host_name.h"
 #include "flashoverlap/version.h"
 #include "flashoverlap/watchdog.h"
 
@@ -38,15 +38,10 @@ Registry& registry() {
   return *instance;
 }
 
-std::string host_name() {
-  std::array<char, 256> host{};
-  return gethostname(host.data(), host.size() - 1) == 0 ? host.data() : "?";
-}
-
 json report_of(const Registry& all, const std::string& reason, const std::string& communicators) {
   json report = {{"flashoverlap", kVersion},
                  {"time", fmt::format("{:%FT%TZ}", fmt::gmtime(std::time(nullptr)))},
-                 {"host", host_name()},
+                 {"host", core::host_name()},
                  {"process", getpid()},
                  {"error", reason}};
   for (const auto& [source, section] : all.sources) {

@@ -1,7 +1,5 @@
 #include "nccl_communicator.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +11,7 @@
 #include "check.h"
 #include "comm/run_on_all.h"
 #include "core/fail.h"
+#include "core/host_name.h"
 #include "nccl_library.h"
 
 namespace flashoverlap::cuda {
@@ -54,12 +53,6 @@ std::string describe(const char* call, const TransferLabel& label, int rank, int
   if (label.transfer >= 0) text += fmt::format(", transfer {}", label.transfer);
   if (label.slice >= 0) text += fmt::format(", slice {}", label.slice);
   return text;
-}
-
-std::string host_name() {
-  char name[256] = {};
-  (void)gethostname(name, sizeof name - 1);
-  return name;
 }
 
 // Tells processes apart, on whatever hosts they are.
@@ -110,7 +103,7 @@ NcclCommunicator::~NcclCommunicator() {
 void NcclCommunicator::agree_on_devices() {
   char bus[32] = {};
   FLASHOVERLAP_CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, options_.device));
-  const std::vector<std::string> all = control_->exchange(host_name() + " " + bus, kRendezvous);
+  const std::vector<std::string> all = control_->exchange(core::host_name() + " " + bus, kRendezvous);
   for (std::size_t r = 0; r < all.size(); ++r) {
     const auto twin = std::find(all.begin() + static_cast<std::ptrdiff_t>(r) + 1, all.end(), all[r]);
     if (twin == all.end()) continue;

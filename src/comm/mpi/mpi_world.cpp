@@ -4,13 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "comm/mpi/mpi_error.h"
 #include "comm/mpi/service.h"
 #include "core/fail.h"
+#include "core/host_name.h"
 #include "core/watchdog.h"
 
 namespace flashoverlap::comm::mpi {
@@ -26,9 +26,7 @@ constexpr auto kLastMessagesWithin = 1s;
 constexpr auto kUrgentFor = 5s;
 
 std::string process_and_host() {
-  std::array<char, 256> host{};
-  if (gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
-  return fmt::format("process {} on host {}", getpid(), host.data());
+  return fmt::format("process {} on host {}", getpid(), core::host_name());
 }
 
 }  // namespace
