@@ -12,10 +12,11 @@
 #include <fstream>
 #include <random>
 #include <system_error>
-#include <thread>
 
+#include "comm/meeting_pause.h"
 #include "comm/run_on_all.h"
 #include "core/fail.h"
+#include "core/host_name.h"
 
 namespace flashoverlap::comm {
 namespace {
@@ -38,9 +39,7 @@ std::string error_text(int error) {
 std::string host_mark() {
   std::string mark;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), mark);
-  std::array<char, 256> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) name[0] = '?';
-  return mark.empty() ? std::string(name.data()) : mark;
+  return mark.empty() ? core::host_name() : mark;
 }
 
 std::string fresh_name() {
@@ -239,12 +238,7 @@ void SharedMeeting::meet(const std::function<std::string()>& what) {
       give_up(ErrorKind::kTimeout, fmt::format("{} on rank {} of {}: rank {} did not come within {} ms",
                                                what(), rank_, size_, missing(), timeout().count()));
     }
-    // Ranks that come at about the same time meet within microseconds; a longer wait gives its core away.
-    if (waited > std::chrono::microseconds(200)) {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    } else {
-      std::this_thread::yield();
-    }
+    pause_in_meeting(waited);
   }
 }
 

@@ -1,9 +1,9 @@
 #include "local_group.h"
 
 #include <algorithm>
-#include <thread>
 
 #include "check.h"
+#include "comm/meeting_pause.h"
 #include "core/fail.h"
 
 namespace flashoverlap::cuda {
@@ -97,12 +97,7 @@ void LocalMember::wait_for_all() {
     throw_if_failed();
     const auto waited = Clock::now() - begin;
     if (waited > timeout()) fail_for_missing();
-    // Ranks that come at about the same time meet within microseconds; a longer wait gives its core away.
-    if (waited > std::chrono::microseconds(200)) {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    } else {
-      std::this_thread::yield();
-    }
+    comm::pause_in_meeting(waited);
   }
 }
 
