@@ -351,8 +351,8 @@ void CudaExecutor::enqueue_serial(Call& call) {
 // decides, but whether the matrix travels, which is the same on all ranks.
 void CudaExecutor::introduce_inputs(const Call& call) {
   const TransferLabel label{.operation = call.plan().operation};
-  if (call.prepared.transfers(BufferKind::kInput)) peers_->introduce(call.operands.a, label);
-  if (call.prepared.transfers(BufferKind::kWeight)) peers_->introduce(call.operands.b, label);
+  if (call.prepared.transfers_input()) peers_->introduce(call.operands.a, label);
+  if (call.prepared.transfers_weight()) peers_->introduce(call.operands.b, label);
 }
 
 void CudaExecutor::enqueue_gemm(Call& call) {

@@ -64,12 +64,6 @@ void check_apart(const OverlapPlan& plan, const Matrix& out, const Matrix& in) {
   }
 }
 
-bool is_moved(const OverlapPlan& plan, BufferKind buffer) {
-  return std::any_of(plan.transfers.begin(), plan.transfers.end(), [&](const Transfer& transfer) {
-    return transfer.source.buffer == buffer || transfer.destination.buffer == buffer;
-  });
-}
-
 // Transfers of the plan land in A or B themselves.
 void check_written(const OverlapPlan& plan, const Matrix& matrix, const Matrix& other) {
   check_apart(plan, matrix, other);
@@ -82,6 +76,12 @@ void check_written(const OverlapPlan& plan, const Matrix& matrix, const Matrix& 
 }
 
 }  // namespace
+
+bool is_moved(const OverlapPlan& plan, BufferKind buffer) {
+  return std::any_of(plan.transfers.begin(), plan.transfers.end(), [&](const Transfer& transfer) {
+    return transfer.source.buffer == buffer || transfer.destination.buffer == buffer;
+  });
+}
 
 void check_operands(const OverlapPlan& plan, const Operands& operands, int device) {
   const std::int64_t rows = plan.output_rows;

@@ -11,4 +11,7 @@ namespace flashoverlap::cuda {
 /// an input.
 void check_operands(const OverlapPlan& plan, const Operands& operands, int device);
 
+/// Whether a transfer of the plan reads or writes `buffer`.
+[[nodiscard]] bool is_moved(const OverlapPlan& plan, BufferKind buffer);
+
 }  // namespace flashoverlap::cuda

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "core/fail.h"
+#include "operand_check.h"
 
 namespace flashoverlap::cuda {
 namespace {
@@ -55,9 +56,10 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
   std::set<std::int64_t> awaited;
   for (const Transfer& transfer : plan_.transfers) {
     if (transfer.trigger.kind == TriggerKind::kGroup) awaited.insert(transfer.trigger.index);
-    transfers_output_ = transfers_output_ || transfer.source.buffer == BufferKind::kOutput ||
-                        transfer.destination.buffer == BufferKind::kOutput;
   }
+  transfers_output_ = is_moved(plan_, BufferKind::kOutput);
+  transfers_input_ = is_moved(plan_, BufferKind::kInput);
+  transfers_weight_ = is_moved(plan_, BufferKind::kWeight);
   any_group_awaited_ = !awaited.empty();
   all_groups_awaited_ = awaited.size() == plan_.groups.size();
   if (as_serial) {
@@ -132,12 +134,6 @@ const SignalGemmVariant& PreparedCudaPlan::variant_for(const Operands& operands)
              plan_.operation, operands.a, operands.lda, operands.b, operands.ldb,
              variants_.front()->operand_alignment, plan_.grid.tile_m(), plan_.grid.tile_n(),
              variants_.front()->name);
-}
-
-bool PreparedCudaPlan::transfers(BufferKind input) const {
-  return std::any_of(plan_.transfers.begin(), plan_.transfers.end(), [&](const Transfer& transfer) {
-    return transfer.source.buffer == input || transfer.destination.buffer == input;
-  });
 }
 
 const DevicePlan& PreparedCudaPlan::tables(const Operands& operands) const {

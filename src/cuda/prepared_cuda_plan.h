@@ -42,8 +42,9 @@ class PreparedCudaPlan final : public PreparedPlan {
   /// Whether any is: else tiles are not counted.
   [[nodiscard]] bool any_group_awaited() const { return any_group_awaited_; }
   [[nodiscard]] bool writes_in_place() const { return plan_.placement.segments.empty(); }
-  /// Whether A or B travels. If so, then on every rank.
-  [[nodiscard]] bool transfers(BufferKind input) const;
+  /// Whether A, or B, travels. If so, then on every rank.
+  [[nodiscard]] bool transfers_input() const { return transfers_input_; }
+  [[nodiscard]] bool transfers_weight() const { return transfers_weight_; }
   [[nodiscard]] bool transfers_output() const { return transfers_output_; }
 
   [[nodiscard]] void* packed() const;
@@ -103,6 +104,8 @@ class PreparedCudaPlan final : public PreparedPlan {
   bool all_groups_awaited_ = false;
   bool any_group_awaited_ = false;
   bool transfers_output_ = false;
+  bool transfers_input_ = false;
+  bool transfers_weight_ = false;
   bool sums_in_restore_ = false;
   bool has_messages_only_ = false;
   static constexpr std::size_t kKept = 16;  // launches; the oldest makes room
