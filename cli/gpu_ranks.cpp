@@ -2,17 +2,14 @@
 
 #include <fmt/ranges.h>
 
-#include <cstdlib>
-
 #include "core/fail.h"
+#include "cuda/device.h"
 #include "flashoverlap/cuda_context.h"
 
 namespace flashoverlap::cli {
 
 std::vector<int> devices_of(std::int64_t ranks, const GpuOptions& gpu) {
-  // Kernels loaded lazily behind a waiting stream hang, and ranks that share a GPU need their own queues.
-  (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  cuda::prepare_environment();
   const int available = cuda_device_count();
   if (available == 0) core::fail(ErrorKind::kUnsupported, "--backend cuda: this machine has no CUDA device");
   std::vector<int> devices;

@@ -382,8 +382,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  cuda::prepare_environment();
   setenv("NCCL_NVLS_ENABLE", "0", 0);
   if (cuda_device_count() == 0) {
     std::printf("skipped: no CUDA device\n");

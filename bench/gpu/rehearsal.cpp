@@ -177,8 +177,7 @@ int run(const Settings& settings) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  cuda::prepare_environment();
   setenv("NCCL_NVLS_ENABLE", "0", 0);
   const Settings settings = read_settings(argc, argv);
   if (cuda_device_count() == 0) {

@@ -1,7 +1,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <utility>
 
@@ -13,15 +12,8 @@
 namespace flashoverlap::python {
 namespace {
 
-/// Before CUDA starts: kernels loaded lazily behind a waiting stream hang, and ranks that share a GPU need
-/// their own queues.
-void prepare_environment() {
-  (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-}
-
 void check_devices(const GpuRanks& ranks) {
-  prepare_environment();
+  cuda::prepare_environment();
   const int available = cuda_device_count();
   if (available == 0) core::fail(ErrorKind::kUnsupported, "this machine has no CUDA device");
   for (std::size_t rank = 0; rank < ranks.devices.size(); ++rank) {
@@ -49,7 +41,7 @@ bool built_with_cuda() {
 }
 
 int gpu_count() {
-  prepare_environment();
+  cuda::prepare_environment();
   return cuda_device_count();
 }
 
@@ -99,7 +91,7 @@ std::shared_ptr<Communicator> make_peer_communicator(std::shared_ptr<Communicato
 }
 
 std::shared_ptr<Communicator> make_nccl(std::shared_ptr<Communicator> control, int device, int max_ctas) {
-  prepare_environment();
+  cuda::prepare_environment();
   return make_nccl_communicator(std::move(control), {.device = device, .max_ctas = max_ctas});
 }
 

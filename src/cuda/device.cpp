@@ -1,5 +1,6 @@
 #include "device.h"
 
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -37,6 +38,11 @@ DeviceScope::DeviceScope(int device) {
 
 DeviceScope::~DeviceScope() {
   (void)cudaSetDevice(previous_);
+}
+
+void prepare_environment() {
+  (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }
 
 int device_count() {

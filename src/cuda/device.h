@@ -25,6 +25,10 @@ class DeviceScope {
 /// is not one.
 void require_device(int device);
 
+/// Before CUDA starts, and where the environment says nothing else: kernels loaded lazily behind a stream
+/// that waits hang, and ranks that share a GPU need a queue for each of their streams.
+void prepare_environment();
+
 /// The number of CUDA devices; 0 where there is none or no driver.
 int device_count();
 

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "device.h"
 #include "flashoverlap/cuda_context.h"
 #include "flashoverlap/launcher.h"
 #include "flashoverlap/rendezvous.h"
@@ -67,10 +68,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Before CUDA starts. Lazy loading of a kernel behind a stream that waits hangs; ranks that share a GPU
-  // need a queue for each of their streams.
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  cuda::prepare_environment();
   setenv("NCCL_NVLS_ENABLE", "0", 0);
   if (cuda_device_count() == 0) {
     std::printf("skipped: no CUDA device\n");
