@@ -1,18 +1,15 @@
 #include "gpu_moe_run.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <mutex>
 
 #include "core/fail.h"
 #include "core/median.h"
-#include "cuda/check.h"
 #include "cuda/device.h"
 #include "flashoverlap/in_process.h"
+#include "gpu_measure.h"
 #include "gpu_ranks.h"
 #include "moe_data.h"
-#include "moe_series.h"
 #include "option_values.h"
 
 namespace flashoverlap::cli {
@@ -44,57 +41,32 @@ class GpuMoeRank {
         stream_(make_cuda_stream(cuda_options)),
         layer_(context_, moe_layer_options(problem, MoeTransport::kCollective)),
         data_(problem, communicator->rank(), layer_.first_expert(), layer_.local_experts()),
-        x_(on_device(data_.x)),
-        up_(on_device(data_.up)),
-        down_(on_device(data_.down)),
-        out_(on_device(data_.out)),
-        begin_(true),
-        end_(true) {}
+        x_(on_device(device_, data_.x)),
+        up_(on_device(device_, data_.up)),
+        down_(on_device(device_, data_.down)),
+        out_(on_device(device_, data_.out)) {}
 
   /// On a poisoned output, which is then in `data().out`.
   MoeReport run_afresh(Method method) {
     data_.out.poison();
-    cuda::upload(device_, out_.data(), data_.out.data(), bytes_of(data_.out));
+    write_to(device_, out_, data_.out);
     MoeReport report = forward(method);
-    stream_->synchronize();
-    if (bytes_of(data_.out) > 0) {
-      FLASHOVERLAP_CUDA_CHECK(cudaMemcpyAsync(data_.out.data(), out_.data(), bytes_of(data_.out),
-                                              cudaMemcpyDeviceToHost, stream()));
-      stream_->synchronize();
-    }
+    read_from(out_, data_.out, *stream_);
     return report;
   }
 
-  /// Microseconds of one call, the slowest rank's, over calls back to back; the same on every rank.
+  /// Microseconds of one call, see BatchTimer.
   double time(Method method) {
     constexpr int kCalls = 3;
-    Communicator& communicator = context_.communicator();
-    (void)communicator.exchange(std::uint64_t{0}, {.operation = "start of a measured batch"});
-    begin_.record(stream());
-    for (int i = 0; i < kCalls; ++i) (void)forward(method);
-    end_.record(stream());
-    stream_->synchronize();
-    float ms = 0;
-    FLASHOVERLAP_CUDA_CHECK(cudaEventElapsedTime(&ms, begin_.get(), end_.get()));
-    return slowest(communicator, std::vector<double>{static_cast<double>(ms) * 1e3 / kCalls}).front();
+    return timer_.time_us(context_.communicator(), *stream_, kCalls, [&] { (void)forward(method); });
   }
 
   [[nodiscard]] const MoeRankData& data() const { return data_; }
 
  private:
-  static std::size_t bytes_of(const Matrix& matrix) {
-    return static_cast<std::size_t>(matrix.rows() * matrix.cols() * size_of(matrix.dtype()));
-  }
-  [[nodiscard]] cuda::DeviceBuffer on_device(const Matrix& matrix) const {
-    cuda::DeviceBuffer buffer(device_, static_cast<std::int64_t>(bytes_of(matrix)),
-                              "a matrix of flashoverlap run moe-layer");
-    cuda::upload(device_, buffer.data(), matrix.data(), bytes_of(matrix));
-    return buffer;
-  }
-  [[nodiscard]] cudaStream_t stream() const { return static_cast<cudaStream_t>(native_handle(*stream_)); }
   MoeReport forward(Method method) {
     return layer_.forward(x_.data(), problem_.hidden, routing_, {.up = up_.data(), .down = down_.data()},
-                          out_.data(), problem_.hidden, method, nullptr, stream());
+                          out_.data(), problem_.hidden, method, nullptr, native_handle(*stream_));
   }
 
   const MoeProblem& problem_;
@@ -106,7 +78,7 @@ class GpuMoeRank {
   MoeLayer layer_;
   MoeRankData data_;
   cuda::DeviceBuffer x_, up_, down_, out_;
-  cuda::Event begin_, end_;
+  BatchTimer timer_;
 };
 
 void measure_rank(GpuMoeRank& rank, const MoeRun& run, const MoeRouting& routing, bool is_first,

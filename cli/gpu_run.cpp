@@ -1,16 +1,11 @@
 #include "gpu_run.h"
 
-#include <cuda_runtime_api.h>
-
-#include <algorithm>
-#include <bit>
-
 #include "checked_run.h"
 #include "core/fail.h"
 #include "core/median.h"
-#include "cuda/check.h"
 #include "cuda/device.h"
 #include "flashoverlap/cuda_context.h"
+#include "gpu_measure.h"
 #include "gpu_ranks.h"
 #include "paced_run.h"
 
@@ -31,18 +26,10 @@ class GpuRank {
         context_(communicator, make_cuda_executor(communicator, cuda_options)),
         stream_(make_cuda_stream(cuda_options)),
         op_(make_operator(context_, options, routing)),
-        out_(op_->output_rows(), options.n, options.dtype),
-        begin_(true),
-        end_(true) {
-    const auto copy = [&](const Matrix& matrix) {
-      const std::int64_t bytes = matrix.rows() * matrix.cols() * size_of(matrix.dtype());
-      cuda::DeviceBuffer buffer(device_, bytes, "a matrix of flashoverlap run");
-      cuda::upload(device_, buffer.data(), matrix.data(), as_index(bytes));
-      return buffer;
-    };
-    a_ = copy(inputs.a);
-    b_ = copy(inputs.b);
-    device_out_ = copy(out_);
+        out_(op_->output_rows(), options.n, options.dtype) {
+    a_ = on_device(device_, inputs.a);
+    b_ = on_device(device_, inputs.b);
+    device_out_ = on_device(device_, out_);
     operands_.a = a_.data();
     operands_.lda = options.k;
     operands_.b = b_.data();
@@ -55,45 +42,23 @@ class GpuRank {
   /// Runs on a poisoned output and returns it.
   const Matrix& run_afresh(Method method, Timeline* timeline) {
     out_.poison();
-    const std::size_t bytes = as_index(out_.rows() * out_.cols() * size_of(out_.dtype()));
-    cuda::upload(device_, device_out_.data(), out_.data(), bytes);
+    write_to(device_, device_out_, out_);
     op_->run(operands_, method, Mode::kRun, timeline);
-    stream_->synchronize();
-    if (bytes > 0) {
-      FLASHOVERLAP_CUDA_CHECK(
-          cudaMemcpyAsync(out_.data(), device_out_.data(), bytes, cudaMemcpyDeviceToHost, stream()));
-      stream_->synchronize();
-    }
+    read_from(device_out_, out_, *stream_);
     return out_;
   }
 
-  /// Microseconds of one call, the slowest rank's, over a batch of calls back to back; the same on every
-  /// rank.
+  /// Microseconds of one call, see BatchTimer.
   double time(Method method, Mode mode) {
     constexpr int kCalls = 5;
-    Communicator& communicator = context_.communicator();
-    (void)communicator.exchange(std::uint64_t{0}, {.operation = "start of a measured batch"});
-    begin_.record(stream());
-    for (int i = 0; i < kCalls; ++i) op_->run(operands_, method, mode, nullptr);
-    end_.record(stream());
-    stream_->synchronize();
-    float ms = 0;
-    FLASHOVERLAP_CUDA_CHECK(cudaEventElapsedTime(&ms, begin_.get(), end_.get()));
-    const double us = static_cast<double>(ms) * 1e3 / kCalls;
-    double slowest = 0;
-    for (const std::uint64_t bits :
-         communicator.exchange(std::bit_cast<std::uint64_t>(us), {.operation = "end of a measured batch"})) {
-      slowest = std::max(slowest, std::bit_cast<double>(bits));
-    }
-    return slowest;
+    return timer_.time_us(context_.communicator(), *stream_, kCalls,
+                          [&] { op_->run(operands_, method, mode, nullptr); });
   }
 
   [[nodiscard]] const OverlapPlan& plan() const { return op_->plan(); }
   [[nodiscard]] const GemmOperator& op() const { return *op_; }
 
  private:
-  [[nodiscard]] cudaStream_t stream() const { return static_cast<cudaStream_t>(operands_.stream); }
-
   int device_;
   cuda::DeviceScope scope_;
   cuda::DeviceBuffer a_, b_, device_out_;
@@ -102,7 +67,7 @@ class GpuRank {
   std::unique_ptr<GemmOperator> op_;
   Matrix out_;
   Operands operands_;
-  cuda::Event begin_, end_;
+  BatchTimer timer_;
 };
 
 void measure_rank(const std::shared_ptr<Communicator>& communicator, const CudaOptions& cuda_options,

@@ -49,6 +49,10 @@ std::string ratios_of(const MoePass& pass) {
                      pass.dispatch_hidden);
 }
 
+const char* bits_text(bool equals_serial) {
+  return equals_serial ? "bit for bit the serial result" : "not bit for bit the serial result";
+}
+
 std::string check_text(const MoeRun& run, const MoeResult& r) {
   const DType dtype = parse_dtype(run.problem.dtype);
   std::string text =
@@ -58,7 +62,7 @@ std::string check_text(const MoeRun& run, const MoeResult& r) {
     text += fmt::format("{:.3g} (limit {:.3g}) in {} elements of gradients, ", r.gradient_error,
                         moe_gradient_error_limit(dtype), r.gradients_checked);
   }
-  return text + (r.equals_serial ? "bit for bit the serial result" : "not bit for bit the serial result");
+  return text + bits_text(r.equals_serial);
 }
 
 using Rows = std::vector<std::pair<std::string, std::string>>;
@@ -142,46 +146,46 @@ Json json_of(const MoePass& pass) {
           {"other_work_us", pass.work_us}};
 }
 
+Json json_of(const MoeProblem& p) {
+  return {
+      {"ranks", p.ranks},     {"tokens", p.tokens}, {"hidden", p.hidden},   {"intermediate", p.intermediate},
+      {"experts", p.experts}, {"top_k", p.top_k},   {"routing", p.routing}, {"dtype", p.dtype}};
+}
+
 void print_as_json(const MoeRun& run, const MoeResult& r) {
   const MoeProblem& p = run.problem;
   const MoePass& f = r.forward;
-  print_json({{"operator", "moe-layer"},
-              {"ranks", p.ranks},
-              {"tokens", p.tokens},
-              {"hidden", p.hidden},
-              {"intermediate", p.intermediate},
-              {"experts", p.experts},
-              {"top_k", p.top_k},
-              {"routing", p.routing},
-              {"dtype", p.dtype},
-              {"padding", p.padding},
-              {"link_gbps", r.link.bandwidth_gbps},
-              {"link_latency_us", r.link.latency_us},
-              {"serial_us", f.serial_us},
-              {"overlap_us", f.overlap_us},
-              {"speedup", f.speedup},
-              {"combine_speedup", f.combine_speedup},
-              {"overlap_if", run.overlap_if},
-              {"chosen", r.chosen ? Json(name_of_way(r.chosen->method)) : Json()},
-              {"chosen_us", r.chosen ? Json(r.chosen->us) : Json()},
-              {"chosen_speedup", r.chosen ? Json(r.chosen->speedup) : Json()},
-              {"choice", r.chosen ? Json(r.chosen->choice) : Json()},
-              {"serial_phases", json_of(f.serial)},
-              {"overlap_phases", json_of(f.overlap)},
-              {"dispatch_overlap_ratio", f.dispatch_hidden},
-              {"combine_overlap_ratio", f.combine_hidden},
-              {"backward", r.backward ? json_of(*r.backward) : Json()},
-              {"max_relative_gradient_error", r.backward ? Json(r.gradient_error) : Json()},
-              {"backlog_us", r.backlog_us},
-              {"consumer_idle", r.consumer_idle},
-              {"consumers", r.report.setting.consumers},
-              {"segment_bands", r.report.setting.segment_bands},
-              {"wasted_rows", r.waste.wasted_rows()},
-              {"paper_wasted_rows", r.paper.wasted_rows()},
-              {"dropped_rows", r.report.all_dropped_rows},
-              {"max_relative_error", r.error},
-              {"equals_serial", r.equals_serial},
-              {"correct", is_correct(run, r)}});
+  Json json = {{"operator", "moe-layer"}};
+  json.update(json_of(p));
+  json.update({{"padding", p.padding},
+               {"link_gbps", r.link.bandwidth_gbps},
+               {"link_latency_us", r.link.latency_us},
+               {"serial_us", f.serial_us},
+               {"overlap_us", f.overlap_us},
+               {"speedup", f.speedup},
+               {"combine_speedup", f.combine_speedup},
+               {"overlap_if", run.overlap_if},
+               {"chosen", r.chosen ? Json(name_of_way(r.chosen->method)) : Json()},
+               {"chosen_us", r.chosen ? Json(r.chosen->us) : Json()},
+               {"chosen_speedup", r.chosen ? Json(r.chosen->speedup) : Json()},
+               {"choice", r.chosen ? Json(r.chosen->choice) : Json()},
+               {"serial_phases", json_of(f.serial)},
+               {"overlap_phases", json_of(f.overlap)},
+               {"dispatch_overlap_ratio", f.dispatch_hidden},
+               {"combine_overlap_ratio", f.combine_hidden},
+               {"backward", r.backward ? json_of(*r.backward) : Json()},
+               {"max_relative_gradient_error", r.backward ? Json(r.gradient_error) : Json()},
+               {"backlog_us", r.backlog_us},
+               {"consumer_idle", r.consumer_idle},
+               {"consumers", r.report.setting.consumers},
+               {"segment_bands", r.report.setting.segment_bands},
+               {"wasted_rows", r.waste.wasted_rows()},
+               {"paper_wasted_rows", r.paper.wasted_rows()},
+               {"dropped_rows", r.report.all_dropped_rows},
+               {"max_relative_error", r.error},
+               {"equals_serial", r.equals_serial},
+               {"correct", is_correct(run, r)}});
+  print_json(json);
 }
 
 bool is_correct(const MoeRun& run, const GpuMoeResult& result) {
@@ -203,32 +207,22 @@ void print_table(const MoeRun& run, const GpuMoeResult& r) {
                  {"dropped rows", std::to_string(r.dropped_rows)},
                  {"check", fmt::format("{}: largest relative error {:.3g} (limit {:.3g}) in {} tokens, {}",
                                        is_correct(run, r) ? "OK" : "WRONG", r.error, limit, r.checked,
-                                       r.equals_serial ? "bit for bit the serial result"
-                                                       : "not bit for bit the serial result")},
+                                       bits_text(r.equals_serial))},
              }));
 }
 
 void print_as_json(const MoeRun& run, const GpuMoeResult& r) {
-  const MoeProblem& p = run.problem;
-  print_json({{"operator", "moe-layer"},
-              {"backend", "cuda"},
-              {"communicator", r.communicator},
-              {"ranks", p.ranks},
-              {"tokens", p.tokens},
-              {"hidden", p.hidden},
-              {"intermediate", p.intermediate},
-              {"experts", p.experts},
-              {"top_k", p.top_k},
-              {"routing", p.routing},
-              {"dtype", p.dtype},
-              {"serial_us", r.serial_us},
-              {"overlap_us", r.overlap_us},
-              {"speedup", r.speedup},
-              {"wasted_rows", r.waste.wasted_rows()},
-              {"dropped_rows", r.dropped_rows},
-              {"max_relative_error", r.error},
-              {"equals_serial", r.equals_serial},
-              {"correct", is_correct(run, r)}});
+  Json json = {{"operator", "moe-layer"}, {"backend", "cuda"}, {"communicator", r.communicator}};
+  json.update(json_of(run.problem));
+  json.update({{"serial_us", r.serial_us},
+               {"overlap_us", r.overlap_us},
+               {"speedup", r.speedup},
+               {"wasted_rows", r.waste.wasted_rows()},
+               {"dropped_rows", r.dropped_rows},
+               {"max_relative_error", r.error},
+               {"equals_serial", r.equals_serial},
+               {"correct", is_correct(run, r)}});
+  print_json(json);
 }
 
 int run_moe_on_gpus(MoeRun& run, const GpuOptions& gpu, bool json) {

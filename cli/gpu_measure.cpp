@@ -1,0 +1,61 @@
+#include "gpu_measure.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "cuda/check.h"
+#include "flashoverlap/cuda_context.h"
+
+namespace flashoverlap::cli {
+namespace {
+
+std::size_t bytes_of(const Matrix& matrix) {
+  return static_cast<std::size_t>(matrix.rows() * matrix.cols() * size_of(matrix.dtype()));
+}
+
+cudaStream_t native(Stream& stream) {
+  return static_cast<cudaStream_t>(native_handle(stream));
+}
+
+}  // namespace
+
+cuda::DeviceBuffer on_device(int device, const Matrix& matrix) {
+  cuda::DeviceBuffer buffer(device, static_cast<std::int64_t>(bytes_of(matrix)),
+                            "a matrix of flashoverlap run");
+  write_to(device, buffer, matrix);
+  return buffer;
+}
+
+void write_to(int device, cuda::DeviceBuffer& to, const Matrix& matrix) {
+  cuda::upload(device, to.data(), matrix.data(), bytes_of(matrix));
+}
+
+void read_from(const cuda::DeviceBuffer& from, Matrix& matrix, Stream& stream) {
+  stream.synchronize();
+  if (bytes_of(matrix) == 0) return;
+  FLASHOVERLAP_CUDA_CHECK(
+      cudaMemcpyAsync(matrix.data(), from.data(), bytes_of(matrix), cudaMemcpyDeviceToHost, native(stream)));
+  stream.synchronize();
+}
+
+double BatchTimer::time_us(Communicator& communicator, Stream& stream, int calls,
+                           const std::function<void()>& call) {
+  (void)communicator.exchange(std::uint64_t{0}, {.operation = "start of a measured batch"});
+  begin_.record(native(stream));
+  for (int i = 0; i < calls; ++i) call();
+  end_.record(native(stream));
+  stream.synchronize();
+  float ms = 0;
+  FLASHOVERLAP_CUDA_CHECK(cudaEventElapsedTime(&ms, begin_.get(), end_.get()));
+  const double us = static_cast<double>(ms) * 1e3 / calls;
+  double slowest = 0;
+  for (const std::uint64_t bits :
+       communicator.exchange(std::bit_cast<std::uint64_t>(us), {.operation = "end of a measured batch"})) {
+    slowest = std::max(slowest, std::bit_cast<double>(bits));
+  }
+  return slowest;
+}
+
+}  // namespace flashoverlap::cli
