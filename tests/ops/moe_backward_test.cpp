@@ -19,6 +19,7 @@
 #include "support/ops_call.h"
 #include "support/seed.h"
 #include "support/throws.h"
+#include "support/wait_until.h"
 
 namespace flashoverlap::test {
 namespace {
@@ -58,12 +59,7 @@ class RankOfLayer {
                           {input.bytes.data(), h, by_routing.data(), up.data(), down.data()}, method);
   }
 
-  [[nodiscard]] MoeWeights weights() const {
-    const std::int64_t element = size_of(model_.up.dtype);
-    const std::int64_t first = layer.first_expert() * model_.hidden * element;
-    return {model_.up.bytes.data() + first * model_.middle(),
-            model_.down.bytes.data() + first * model_.intermediate};
-  }
+  [[nodiscard]] MoeWeights weights() const { return weights_of(model_, layer); }
 
   MoeLayer layer;
   Values input;
@@ -114,16 +110,6 @@ TEST_F(MoeBackward, GivesTheBitsOfTheSerialOne) {
              },
              {.num_threads = static_cast<int>(pick(1, 3))});
     if (HasFailure()) return;
-  }
-}
-
-/// Throws after a minute.
-void wait_until(const std::function<bool()>& ready) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  while (!ready()) {
-    if (std::chrono::steady_clock::now() > end)
-      throw std::runtime_error("what the test waits for is missing");
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 

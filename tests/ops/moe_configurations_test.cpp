@@ -91,10 +91,7 @@ double run_configuration(const Configuration& c, std::mt19937_64& rng) {
     const MoeRouting routing = make_routing(c.routing, rank, kWorldSize, c.tokens, c.experts, c.top_k, seed);
     Values out(c.tokens * c.hidden, DType::kFloat16);
     out.poison();
-    const std::int64_t element = size_of(DType::kFloat16);
-    const MoeWeights weights{
-        model.up.bytes.data() + layer.first_expert() * model.middle() * c.hidden * element,
-        model.down.bytes.data() + layer.first_expert() * c.hidden * c.intermediate * element};
+    const MoeWeights weights = weights_of(model, layer);
     layer.forward(x.bytes.data(), c.hidden, routing, weights, out.bytes.data(), c.hidden);
     const double error = relative_error(reference_forward(model, routing, x.exact),
                                         [&](std::int64_t i) { return out.get(i); });

@@ -19,13 +19,6 @@ namespace {
 
 using MoeLayerTest = SeededTest;
 
-/// This rank's part of a stack of weights.
-MoeWeights weights_of(const MoeModel& model, const MoeLayer& layer) {
-  const std::int64_t element = size_of(model.up.dtype);
-  return {model.up.bytes.data() + layer.first_expert() * model.middle() * model.hidden * element,
-          model.down.bytes.data() + layer.first_expert() * model.hidden * model.intermediate * element};
-}
-
 MoeRouting random_routing(std::mt19937_64& rng, std::int64_t tokens, std::int64_t experts, std::int32_t top_k,
                           bool odd) {
   MoeRouting routing{tokens, experts, top_k, {}, {}};

@@ -134,12 +134,6 @@ struct DeviceRank {
                     make_cpu_executor(communicator, {.num_threads = 2, .poison_workspace = true}), device)) {}
 };
 
-MoeWeights weights_of(const MoeModel& model, const MoeLayer& layer) {
-  const std::int64_t element = size_of(model.up.dtype);
-  return {model.up.bytes.data() + layer.first_expert() * model.middle() * model.hidden * element,
-          model.down.bytes.data() + layer.first_expert() * model.hidden * model.intermediate * element};
-}
-
 class MoeOnDevice : public SeededTest {
  protected:
   MoeLayerOptions random_options() {

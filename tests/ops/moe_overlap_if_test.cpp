@@ -114,8 +114,7 @@ class MoeOverlapIfTest : public SeededTest {
       std::mt19937_64 own_rng(seed + static_cast<std::uint64_t>(rank));
       const MoeRouting routing = make_routing(RoutingKind::kModerate, rank, kRanks, 19, 8, 2, seed);
       const Values x = random_values(own_rng, 19 * h, DType::kFloat32, 1);
-      const MoeWeights weights{model.up.bytes.data() + layer.first_expert() * model.middle() * h * 4,
-                               model.down.bytes.data() + layer.first_expert() * h * options.intermediate * 4};
+      const MoeWeights weights = weights_of(model, layer);
       Values expected(19 * h, DType::kFloat32);
       Values expected_gradient = expected;
       serial.forward(x.bytes.data(), h, routing, weights, expected.bytes.data(), h, Method::kSerial);

@@ -72,6 +72,13 @@ inline MoeModel random_model(std::mt19937_64& rng, const MoeLayerOptions& option
   return model;
 }
 
+/// The rank's part of the stacks of weights.
+inline MoeWeights weights_of(const MoeModel& model, const MoeLayer& layer) {
+  const std::int64_t element = size_of(model.up.dtype);
+  return {model.up.bytes.data() + layer.first_expert() * model.middle() * model.hidden * element,
+          model.down.bytes.data() + layer.first_expert() * model.hidden * model.intermediate * element};
+}
+
 inline double activation_slope(Activation activation, double x) {
   switch (activation) {
     case Activation::kNone:

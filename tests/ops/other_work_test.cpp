@@ -14,22 +14,13 @@
 
 #include "support/ops_call.h"
 #include "support/seed.h"
+#include "support/wait_until.h"
 
 namespace flashoverlap::test {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-/// Returns once `ready` says so. Throws after a minute: what is waited for does not happen.
-void wait_until(const std::function<bool()>& ready) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  while (!ready()) {
-    if (std::chrono::steady_clock::now() > end)
-      throw std::runtime_error("what the test waits for is missing");
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
 
 /// Ranks with hooks of their own; `body` may fail with an Error, which is returned, by rank.
 std::vector<std::string> run_with_hooks(const std::vector<ExecutorHooks>& hooks, int threads,
