@@ -26,6 +26,7 @@ using Clock = std::chrono::steady_clock;
 constexpr TransferLabel kLabel{.operation = "shared memory of one host"};
 constexpr std::int64_t kLine = 64;  // so that no two ranks write to the same line of a cache
 constexpr std::chrono::milliseconds kLookPeriod{20};
+constexpr std::chrono::seconds kWritingLimit{1};
 
 constexpr std::int64_t round_up(std::int64_t bytes) {
   return (bytes + kLine - 1) / kLine * kLine;
@@ -204,9 +205,14 @@ bool SharedMeeting::is_gone(int r) const {
 
 void SharedMeeting::give_up(ErrorKind kind, const std::string& reason) {
   fail(kind, reason);
-  // Another rank may have been first.
-  if (board().status.load(std::memory_order_acquire) == Board::kSet)
-    throw Error(board().kind, board().reason.data());
+  // Another rank may have been first, and may still be writing: what it writes is the reason of all. It may
+  // also die in the middle of it.
+  const auto begin = Clock::now();
+  while (Clock::now() - begin < kWritingLimit) {
+    if (board().status.load(std::memory_order_acquire) == Board::kSet)
+      throw Error(board().kind, board().reason.data());
+    pause_in_meeting(Clock::now() - begin);
+  }
   throw Error(kind, reason);
 }
 

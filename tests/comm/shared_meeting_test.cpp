@@ -99,6 +99,21 @@ TEST_F(SharedMeetingTest, WhoDoesNotComeIsNamed) {
   EXPECT_EQ(errors[2], errors[0]);
 }
 
+TEST_F(SharedMeetingTest, RanksThatGiveUpAtTheSameMomentSayTheSame) {
+  for (int round = 0; round < 40; ++round) {
+    const auto errors = run(9, 64, std::chrono::milliseconds(3), [](SharedMeeting& meeting) {
+      if (meeting.rank() == 0) {
+        while (true) meeting.throw_if_failed();
+      }
+      meeting.meet([&] { return "reason " + std::to_string(meeting.rank()) + std::string(900, '.'); });
+    });
+    for (const std::string& error : errors) {
+      EXPECT_EQ(error.find("reason "), 0U) << error;
+      EXPECT_EQ(error, errors[0]);
+    }
+  }
+}
+
 TEST_F(SharedMeetingTest, AFailureReachesAllAndTheFirstReasonStays) {
   const std::string reason = "rank 2 has no memory left" + std::string(5000, '.');
   const auto errors = run(4, 64, kLong, [&](SharedMeeting& meeting) {
