@@ -277,6 +277,10 @@ struct OverlapPlan {
   /// own, needs no copy of them.
   std::int64_t output_row_shift = 0;
   std::int64_t output_col_shift = 0;
+  /// The most messages (kSend) that any rank sends to one other, equal on all ranks: this rank may have
+  /// fewer, but where messages are carried out in steps that all ranks make together, it must make as many.
+  /// 0: there are none, or the plan does not say.
+  std::int64_t messages_per_pair = 0;
   /// Hash of everything on which the ranks must agree (operation, shape, type, tile, partition, routing, …),
   /// equal on all ranks of a matching call although their plans differ. Compared before the first call of a
   /// shape.

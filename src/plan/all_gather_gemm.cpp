@@ -83,6 +83,10 @@ OverlapPlan plan_all_gather_gemm(const PlanOptions& options, const SliceOptions&
   const auto region = [&](const plan::Part& part) {
     return Region{gathered_buffer(axis), part.begin * options.k, part.size * options.k};
   };
+  if (options.world_size > 1 && options.k > 0) {
+    for (std::int32_t rank = 0; rank < options.world_size; ++rank)
+      plan.messages_per_pair = std::max(plan.messages_per_pair, cut.num_parts(rank, slices.parts));
+  }
   // The own slice in the parts in which it is sent, then the others in theirs.
   const std::vector<plan::Part> own = cut.parts(options.rank, slices.parts);
   for (const plan::Part& part : own) schedule_tiles(plan, part.tiles, -1);

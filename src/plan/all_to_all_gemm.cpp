@@ -41,7 +41,9 @@ class Builder {
     const std::int32_t ranks = plan_.world_size;
     const bool has_all =
         shares_.num_rows(plan_.rank) == shares_.rows.back() && own_columns() == shares_.columns.back();
-    if (!exchanges(plan_) || has_all) return;
+    if (!exchanges(plan_)) return;
+    plan_.messages_per_pair = plan::most_head_messages(shares_, parts_);
+    if (has_all) return;
     describe_input();
     add_block(plan_.rank, BufferKind::kInput, rows_before(plan_.rank) * own_columns());
     for (std::int32_t step = 1; step < ranks; ++step) {

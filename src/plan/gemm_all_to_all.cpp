@@ -92,6 +92,7 @@ class Builder {
 
   void tail_free(const plan::SendChannels& channels) {
     const std::int32_t ranks = plan_.world_size;
+    plan_.messages_per_pair = plan::most_head_messages(problem_, parts_);
     for (std::int32_t step = 1; step < ranks; ++step) {
       const std::int32_t target = plan::rank_after(plan_.rank, step, ranks);
       for (const Strip& strip : strips(plan_.rank, target)) {

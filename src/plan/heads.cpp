@@ -9,6 +9,13 @@
 #include "plan/slices.h"
 
 namespace flashoverlap::plan {
+namespace {
+
+std::int64_t num_strips(std::int64_t rows, std::int64_t tile_m, std::int64_t count) {
+  return std::min(std::max<std::int64_t>(count, 1), ceil_div(rows, tile_m));
+}
+
+}  // namespace
 
 std::int64_t HeadShares::num_rows(std::int64_t rank) const {
   return rows[index(rank + 1)] - rows[index(rank)];
@@ -48,9 +55,17 @@ RowStrip piece_of_rows(std::int64_t rows, std::int64_t tile_m, std::int64_t coun
   return strip;
 }
 
+std::int64_t most_head_messages(const HeadShares& shares, std::int64_t parts) {
+  std::int64_t most = 0;
+  for (std::int64_t rank = 0; rank < shares.own.world_size; ++rank) {
+    const bool has_all_columns = shares.num_columns(rank) == shares.columns.back();
+    if (!has_all_columns) most = std::max(most, num_strips(shares.num_rows(rank), shares.own.tile_m, parts));
+  }
+  return most;
+}
+
 std::vector<RowStrip> cut_rows(std::int64_t rows, std::int64_t tile_m, std::int64_t count) {
-  const std::int64_t tile_rows = ceil_div(rows, tile_m);
-  const std::int64_t num = std::min(std::max<std::int64_t>(count, 1), tile_rows);
+  const std::int64_t num = num_strips(rows, tile_m, count);
   std::vector<RowStrip> strips;
   for (std::int64_t s = 0; s < num; ++s) strips.push_back(piece_of_rows(rows, tile_m, num, s));
   return strips;

@@ -41,4 +41,7 @@ RowStrip piece_of_rows(std::int64_t rows, std::int64_t tile_m, std::int64_t coun
 /// rows.
 std::vector<RowStrip> cut_rows(std::int64_t rows, std::int64_t tile_m, std::int64_t count);
 
+/// OverlapPlan::messages_per_pair where each rank's rows, in `parts` strips, meet each other rank's columns.
+std::int64_t most_head_messages(const HeadShares& shares, std::int64_t parts);
+
 }  // namespace flashoverlap::plan

@@ -272,6 +272,7 @@ OverlapPlan read_plan(const JsonReader& r) {
     plan.input_rows = r.integer("input_rows");
     plan.input_cols = r.integer("input_cols");
   }
+  if (r.has("messages_per_pair")) plan.messages_per_pair = r.integer("messages_per_pair");
   plan.agreement = r.field("agreement").hex();
   return plan;
 }
@@ -308,6 +309,7 @@ std::string to_json(const OverlapPlan& plan) {
     json["input_rows"] = plan.input_rows;
     json["input_cols"] = plan.input_cols;
   }
+  if (plan.messages_per_pair != 0) json["messages_per_pair"] = plan.messages_per_pair;
   // Bytes that are not UTF-8 can only be in the operation's name.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

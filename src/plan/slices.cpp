@@ -75,16 +75,24 @@ std::int64_t Slices::tile_cols(std::int64_t rank) const {
   return ceil_div(axis_ == SliceAxis::kRows ? options_.n : size(rank), options_.tile_n);
 }
 
+std::int64_t Slices::num_strips(std::int64_t rank) const {
+  return ceil_div(size(rank), axis_ == SliceAxis::kRows ? options_.tile_m : options_.tile_n);
+}
+
+std::int64_t Slices::num_parts(std::int64_t rank, std::int64_t count) const {
+  return std::min(std::max<std::int64_t>(count, 1), num_strips(rank));
+}
+
 std::vector<Part> Slices::parts(std::int64_t rank, std::int64_t count) const {
   const bool by_rows = axis_ == SliceAxis::kRows;
   const std::int64_t tile = by_rows ? options_.tile_m : options_.tile_n;
-  const std::int64_t strips = ceil_div(size(rank), tile);
+  const std::int64_t strips = num_strips(rank);
   const std::int64_t cols = tile_cols(rank);
-  const std::int64_t num_parts = std::min(std::max<std::int64_t>(count, 1), strips);
+  const std::int64_t num = num_parts(rank, count);
   std::vector<Part> parts;
-  for (std::int64_t p = 0; p < num_parts; ++p) {
-    const std::int64_t first = share_begin(strips, num_parts, p);
-    const std::int64_t end = share_begin(strips, num_parts, p + 1);
+  for (std::int64_t p = 0; p < num; ++p) {
+    const std::int64_t first = share_begin(strips, num, p);
+    const std::int64_t end = share_begin(strips, num, p + 1);
     Part part{.begin = begin(rank) + first * tile, .size = 0, .tiles = {}};
     part.size = std::min(end * tile, size(rank)) - first * tile;
     const std::int64_t part_rows = by_rows ? (cols == 0 ? 0 : end - first) : tile_rows(rank);
@@ -101,11 +109,15 @@ std::vector<Part> Slices::parts(std::int64_t rank, std::int64_t count) const {
   return parts;
 }
 
+std::int64_t Slices::num_tile_parts(std::int64_t rank, std::int64_t count) const {
+  return std::min(std::max<std::int64_t>(count, 1), tile_rows(rank) * tile_cols(rank));
+}
+
 std::vector<std::vector<std::int64_t>> Slices::tile_parts(std::int64_t rank, std::int64_t count) const {
   std::vector<std::vector<std::int64_t>> runs;
   for (const Part& whole : parts(rank, 1)) {
     const auto num_tiles = std::ssize(whole.tiles);
-    const std::int64_t num_runs = std::min(std::max<std::int64_t>(count, 1), num_tiles);
+    const std::int64_t num_runs = num_tile_parts(rank, count);
     for (std::int64_t run = 0; run < num_runs; ++run) {
       runs.emplace_back(whole.tiles.begin() + share_begin(num_tiles, num_runs, run),
                         whole.tiles.begin() + share_begin(num_tiles, num_runs, run + 1));

@@ -29,14 +29,18 @@ class Slices {
   [[nodiscard]] std::int64_t size(std::int64_t rank) const { return begin(rank + 1) - begin(rank); }
   /// A rank's slice in `count` parts, fewer where it has fewer tiles along the axis; nearly equal, in order.
   [[nodiscard]] std::vector<Part> parts(std::int64_t rank, std::int64_t count) const;
+  [[nodiscard]] std::int64_t num_parts(std::int64_t rank, std::int64_t count) const;
   /// The tiles of a rank's slice, in the order in which they are computed, in `count` runs of nearly equally
   /// many; fewer where it has fewer tiles, none where it has none.
   [[nodiscard]] std::vector<std::vector<std::int64_t>> tile_parts(std::int64_t rank,
                                                                   std::int64_t count) const;
+  [[nodiscard]] std::int64_t num_tile_parts(std::int64_t rank, std::int64_t count) const;
 
  private:
   [[nodiscard]] std::int64_t tile_rows(std::int64_t rank) const;
   [[nodiscard]] std::int64_t tile_cols(std::int64_t rank) const;
+  /// Tile rows, or tile columns, of a rank's slice along the axis.
+  [[nodiscard]] std::int64_t num_strips(std::int64_t rank) const;
 
   const PlanOptions& options_;
   std::vector<std::int64_t> begins_;

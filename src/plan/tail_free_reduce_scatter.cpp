@@ -24,6 +24,7 @@ class Builder {
       : options_(options), slices_(slices), parts_(parts), channels_(channels), plan_(plan) {}
 
   void build() {
+    plan_.messages_per_pair = most_messages();
     segments_.resize(index(plan_.grid.num_tiles()));
     for (std::int32_t step = 1; step < options_.world_size; ++step) send_slice(step);
     for (const std::vector<std::int64_t>& tiles : slices_.tile_parts(options_.rank, 1)) add_group(tiles);
@@ -48,13 +49,24 @@ class Builder {
   [[nodiscard]] std::int64_t parts_in_step(std::int32_t sender, std::int32_t step) const {
     if (parts_ > 0) return parts_;
     const std::int32_t world = options_.world_size;
-    const std::int64_t slice = slices_.size(plan::rank_after(sender, step, world));
-    std::int64_t after = slices_.size(sender);
-    for (std::int32_t later = step + 1; later < world; ++later) {
-      after += slices_.size(plan::rank_after(sender, later, world));
-    }
+    const std::int32_t target = plan::rank_after(sender, step, world);
+    const std::int64_t slice = slices_.size(target);
+    // Those of the ranks after the target up to the sender, around the end where the sender comes before it.
+    const std::int64_t around = sender < target ? slices_.begin(world) : 0;
+    const std::int64_t after = around + slices_.begin(sender + 1) - slices_.begin(target + 1);
     if (after <= slice / (kMostParts / 2)) return kMostParts;
     return std::max(kLeastParts, plan::ceil_div(slice, plan::ceil_div(after, 2)));
+  }
+
+  [[nodiscard]] std::int64_t most_messages() const {
+    std::int64_t most = 0;
+    for (std::int32_t sender = 0; sender < options_.world_size; ++sender) {
+      for (std::int32_t step = 1; step < options_.world_size; ++step) {
+        const std::int32_t target = plan::rank_after(sender, step, options_.world_size);
+        most = std::max(most, slices_.num_tile_parts(target, parts_in_step(sender, step)));
+      }
+    }
+    return most;
   }
 
   void add_group(const std::vector<std::int64_t>& tiles) {

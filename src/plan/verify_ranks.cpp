@@ -33,6 +33,10 @@ Verdict check_agreement(Plans plans) {
           "differ",
           first.agreement, r, plan.agreement);
     }
+    if (plan.messages_per_pair != first.messages_per_pair) {
+      return no("rank 0 has messages_per_pair {}, but rank {} has {}", first.messages_per_pair, r,
+                plan.messages_per_pair);
+    }
   }
   return {};
 }

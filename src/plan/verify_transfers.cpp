@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <utility>
 
 #include "core/fail.h"
 #include "plan/arithmetic.h"
@@ -183,6 +185,22 @@ Verdict check_brought_slice(const OverlapPlan& plan, const Transfer& t, const st
   return {};
 }
 
+/// No peer gets, or sends, more messages than the plan says of all pairs of ranks.
+Verdict check_message_counts(const OverlapPlan& plan) {
+  if (plan.messages_per_pair < 0)
+    return no("messages_per_pair is {}; expected at least 0", plan.messages_per_pair);
+  if (plan.messages_per_pair == 0) return {};
+  std::map<std::pair<TransferKind, std::int32_t>, std::int64_t> counts;
+  for (const Transfer& t : plan.transfers) {
+    if (t.kind != TransferKind::kSend && t.kind != TransferKind::kReceive) continue;
+    const std::int64_t count = ++counts[{t.kind, t.peer}];
+    if (count <= plan.messages_per_pair) continue;
+    return no("more than messages_per_pair, {}, messages go {} rank {}", plan.messages_per_pair,
+              t.kind == TransferKind::kSend ? "to" : "here from", t.peer);
+  }
+  return {};
+}
+
 }  // namespace
 
 Verdict check_slices(const OverlapPlan& plan, const Facts& facts) {
@@ -214,7 +232,7 @@ Verdict check_transfers(const OverlapPlan& plan, const Facts& facts) {
     if (first >= 0) return no("slice {} is brought twice, by transfers {} and {}", t.slice, first, i);
     first = i;
   }
-  return {};
+  return check_message_counts(plan);
 }
 
 }  // namespace flashoverlap::plan

@@ -146,7 +146,9 @@ TEST(VerifyRanksTest, SendsAndReceives) {
        {"size", [](Plans& p) { p[1].transfers[0].source.count = 3; },
         "sends 3 elements, but transfer 1 (receive from rank 1 at the start) of rank 0 receives 4"},
        {"channel", [](Plans& p) { p[1].transfers[0].channel = 5; },
-        "channel 1: rank 1 sends 0 times to rank 0"}});
+        "channel 1: rank 1 sends 0 times to rank 0"},
+       {"messages", [](Plans& p) { p[1].messages_per_pair = 1; },
+        "rank 0 has messages_per_pair 0, but rank 1 has 1"}});
 }
 
 TEST(VerifyRanksTest, Puts) {

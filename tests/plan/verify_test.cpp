@@ -386,6 +386,26 @@ TEST(VerifyTest, FinishGates) {
         "sent on"}});
 }
 
+TEST(VerifyTest, MessagesPerPair) {
+  PlanOptions options;
+  options.world_size = 2;
+  options.m = options.n = options.k = 8;
+  options.tile_m = options.tile_n = 2;
+  const OverlapPlan plan = plan_tail_free_reduce_scatter(options, {.sizes = {}, .parts = 3});
+  EXPECT_EQ(plan.messages_per_pair, 3);
+  expect_refused(plan, {{"negative", [](auto& p) { p.messages_per_pair = -1; },
+                         "messages_per_pair is -1; expected at least 0"},
+                        {"too few", [](auto& p) { p.messages_per_pair = 2; },
+                         "more than messages_per_pair, 2, messages go to rank 1"},
+                        {"too few received",
+                         [](auto& p) {
+                           p.messages_per_pair = 2;
+                           std::erase_if(p.transfers,
+                                         [](const Transfer& t) { return t.kind == TransferKind::kSend; });
+                         },
+                         "more than messages_per_pair, 2, messages go here from rank 1"}});
+}
+
 TEST(VerifyTest, Puts) {
   expect_refused(
       put_to_owners()[0],
