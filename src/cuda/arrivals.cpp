@@ -40,10 +40,9 @@ struct Pairs {
     }
   }
 
-  /// The most messages between any two ranks that this rank knows of. All ranks come to the same number where
-  /// each rank sends every other one as many.
-  [[nodiscard]] std::size_t most() const {
-    std::size_t count = 0;
+  /// The most messages between any two ranks, as far as this rank's plan says.
+  [[nodiscard]] std::size_t most(const OverlapPlan& plan) const {
+    std::size_t count = as_index(plan.messages_per_pair);
     for (const auto* lists : {&sends, &receives}) {
       for (const auto& list : *lists) count = std::max(count, list.size());
     }
@@ -53,7 +52,7 @@ struct Pairs {
 
 void add_pairs(const OverlapPlan& plan, std::vector<TransferStep>& steps) {
   const Pairs pairs(plan);
-  const std::size_t most = pairs.most();
+  const std::size_t most = pairs.most(plan);
   for (std::size_t distance = 1; distance < pairs.sends.size(); ++distance) {
     const auto& sends = pairs.sends[distance];
     const auto& receives = pairs.receives[distance];
@@ -87,6 +86,90 @@ void count_arrivals(const OverlapPlan& plan, std::vector<TransferStep>& steps) {
   }
 }
 
+/// By slice: how many have arrived once it has; 0: no step brings it.
+std::vector<std::uint32_t> arrivals_of_slices(const OverlapPlan& plan,
+                                              const std::vector<TransferStep>& steps) {
+  std::vector<std::uint32_t> arrival_of(plan.slices.size(), 0);
+  for (const TransferStep& step : steps) {
+    if (!step.brings_slice) continue;
+    const std::int64_t brings = step.collective >= 0 ? step.collective : step.receive;
+    arrival_of[as_index(plan.transfers[as_index(brings)].slice)] = step.arrivals;
+  }
+  return arrival_of;
+}
+
+void check_gate(const OverlapPlan& plan, const Gate& gate, std::uint32_t arrival) {
+  if (gate.point != plan.gates.front().point) {
+    core::fail(
+        ErrorKind::kUnsupported,
+        "the GPU executor holds tiles at their start or at their end; the plan of {} has gates of both "
+        "kinds",
+        plan.operation);
+  }
+  if (gate.point == GatePoint::kStart && gate.k_begin != 0) {
+    core::fail(
+        ErrorKind::kUnsupported,
+        "the GPU executor holds no tile in its middle; tile {} of the plan of {} waits for slice {} from "
+        "column {} on",
+        gate.tile, plan.operation, gate.slice, gate.k_begin);
+  }
+  if (arrival > 0) return;
+  core::fail(ErrorKind::kUnsupported, "no receive and no collective of the plan of {} brings slice {}",
+             plan.operation, gate.slice);
+}
+
+/// `needed`: by position. A unit computes the positions of its walk in order, so what comes before the first
+/// tile with a gate waits for nothing.
+void check_triggers(const OverlapPlan& plan, const std::vector<std::uint32_t>& needed) {
+  const auto held = std::find_if(needed.begin(), needed.end(), [](std::uint32_t n) { return n > 0; });
+  const std::int64_t first_held = held - needed.begin();
+  for (std::size_t i = 0; i < plan.transfers.size(); ++i) {
+    const Trigger& trigger = plan.transfers[i].trigger;
+    if (trigger.kind != TriggerKind::kGroup) continue;
+    const WaveGroup& group = plan.groups[as_index(trigger.index)];
+    if (group.num_tiles == 0 || group.first_position + group.num_tiles <= first_held) continue;
+    core::fail(
+        ErrorKind::kUnsupported,
+        "transfer {} of the plan of {} follows group {}, and position {}, in it or before it, waits for "
+        "a slice: in one call with what others send here, the transfer could wait for a tile that waits "
+        "for it",
+        i, plan.operation, trigger.index, first_held);
+  }
+}
+
+std::vector<std::int64_t> added_tiles(const OverlapPlan& plan) {
+  const std::size_t others = as_index(plan.world_size - 1);
+  std::vector<std::int64_t> of_tile(as_index(plan.grid.num_tiles()) * others, -1);
+  std::vector<std::size_t> counts(as_index(plan.grid.num_tiles()), 0);
+  for (const Gate& gate : plan.gates) {
+    const std::int32_t source = plan.slices[as_index(gate.slice)].source;
+    const std::size_t place =
+        as_index(gate.tile) * others + as_index(source < plan.rank ? source : source - 1);
+    if (source == plan.rank || of_tile[place] >= 0) {
+      core::fail(
+          ErrorKind::kUnsupported,
+          "the GPU executor adds one tile of each other rank; tile {} of the plan of {} adds {} of rank "
+          "{}",
+          gate.tile, plan.operation, source == plan.rank ? "one" : "a second one", source);
+    }
+    of_tile[place] = gate.offset;
+    ++counts[as_index(gate.tile)];
+  }
+  for (std::size_t tile = 0; tile < counts.size(); ++tile) {
+    if (counts[tile] == 0 || counts[tile] == others) continue;
+    core::fail(ErrorKind::kUnsupported,
+               "the GPU executor adds one tile of each other rank; tile {} of the plan of {} adds {} of {}",
+               tile, plan.operation, counts[tile], others);
+  }
+  std::vector<std::int64_t> added;
+  added.reserve(plan.schedule.size() * others);
+  for (const std::int64_t tile : plan.schedule) {
+    const auto first = of_tile.begin() + tile * static_cast<std::int64_t>(others);
+    added.insert(added.end(), first, first + static_cast<std::int64_t>(others));
+  }
+  return added;
+}
+
 }  // namespace
 
 std::vector<TransferStep> transfer_steps(const OverlapPlan& plan) {
@@ -101,44 +184,27 @@ std::vector<TransferStep> transfer_steps(const OverlapPlan& plan) {
   return steps;
 }
 
-std::vector<std::uint32_t> needed_arrivals(const OverlapPlan& plan, const std::vector<TransferStep>& steps) {
+GateTables gate_tables(const OverlapPlan& plan, const std::vector<TransferStep>& steps) {
   if (plan.gates.empty()) return {};
-  for (const TransferStep& step : steps) {
-    if (step.send < 0 || plan.transfers[as_index(step.send)].trigger.kind == TriggerKind::kStart) continue;
-    core::fail(ErrorKind::kUnsupported,
-               "the plan of {} has gates, and transfer {} follows a group: in one call with what others send "
-               "here, it could wait for a tile that waits for it",
-               plan.operation, step.send);
-  }
-  std::vector<std::uint32_t> arrival_of(plan.slices.size(), 0);
-  for (const TransferStep& step : steps) {
-    if (!step.brings_slice) continue;
-    const std::int64_t brings = step.collective >= 0 ? step.collective : step.receive;
-    arrival_of[as_index(plan.transfers[as_index(brings)].slice)] = step.arrivals;
-  }
+  const std::vector<std::uint32_t> arrival_of = arrivals_of_slices(plan, steps);
   std::vector<std::uint32_t> of_tile(as_index(plan.grid.num_tiles()), 0);
   for (const Gate& gate : plan.gates) {
-    if (gate.point != GatePoint::kStart || gate.k_begin != 0) {
-      core::fail(
-          ErrorKind::kUnsupported,
-          "the GPU executor holds tiles at their start only; tile {} of the plan of {} waits for slice "
-          "{} {}",
-          gate.tile, plan.operation, gate.slice,
-          gate.point == GatePoint::kFinish ? std::string("at its end")
-                                           : fmt::format("from column {} on", gate.k_begin));
-    }
-    const std::uint32_t arrival = arrival_of[as_index(gate.slice)];
-    if (arrival == 0) {
-      core::fail(ErrorKind::kUnsupported, "no receive and no collective of the plan of {} brings slice {}",
-                 plan.operation, gate.slice);
-    }
+    check_gate(plan, gate, arrival_of[as_index(gate.slice)]);
     std::uint32_t& needed = of_tile[as_index(gate.tile)];
-    needed = std::max(needed, arrival);
+    needed = std::max(needed, arrival_of[as_index(gate.slice)]);
   }
   std::vector<std::uint32_t> needed;
   needed.reserve(plan.schedule.size());
   for (const std::int64_t tile : plan.schedule) needed.push_back(of_tile[as_index(tile)]);
-  return needed;
+  check_triggers(plan, needed);
+  GateTables tables;
+  if (plan.gates.front().point == GatePoint::kStart) {
+    tables.start = std::move(needed);
+  } else {
+    tables.finish = std::move(needed);
+    tables.added = added_tiles(plan);
+  }
+  return tables;
 }
 
 }  // namespace flashoverlap::cuda

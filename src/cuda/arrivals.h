@@ -24,17 +24,27 @@ struct TransferStep {
 /// communicator run one after the other whatever their streams, so that a send which waits for its receive
 /// would hold up the receive that the peer's send waits for. In step (d, i) rank r sends its i-th message to
 /// rank r + d and receives the i-th from rank r - d, in one call; all ranks go through the steps in the same
-/// order, and as many of them, so that whatever waits, waits for a step that is not later. Steps in which
-/// this rank does nothing are there for communicators that every rank must call.
+/// order, and as many of them (OverlapPlan::messages_per_pair), so that whatever waits, waits for a step that
+/// is not later. Steps in which this rank does nothing are there for communicators that every rank must call.
 ///
 /// Throws Error(kUnsupported) for puts, for transfers set off by a slice, and for slices that arrive on
 /// several channels.
 [[nodiscard]] std::vector<TransferStep> transfer_steps(const OverlapPlan& plan);
 
-/// For each position of the schedule the number of arrivals that its tile needs; 0: it starts at once. Empty
-/// for a plan without gates. Throws Error(kUnsupported) for gates that hold a tile in its middle or at its
-/// end, for a slice that no step brings, and where a send follows a group.
-[[nodiscard]] std::vector<std::uint32_t> needed_arrivals(const OverlapPlan& plan,
-                                                         const std::vector<TransferStep>& steps);
+/// What the tiles of a schedule wait for.
+struct GateTables {
+  /// By position: arrivals before the tile starts; 0: it starts at once. Empty: so do all.
+  std::vector<std::uint32_t> start;
+  /// By position: arrivals before the tile is stored; 0: it adds nothing. Empty: none does.
+  std::vector<std::uint32_t> finish;
+  /// With `finish`, [position][rank but this one]: the tile to add, in the received buffer; -1: none.
+  std::vector<std::int64_t> added;
+};
+
+/// Throws Error(kUnsupported) for gates that hold a tile in its middle, for plans with gates at the start of
+/// tiles and at their end, for a tile that adds what not each of the other ranks has sent once, for a slice
+/// that no step brings, and where a transfer follows a group that is complete only after a tile with a gate:
+/// in one call with what others send here, it could wait for a tile that waits for it.
+[[nodiscard]] GateTables gate_tables(const OverlapPlan& plan, const std::vector<TransferStep>& steps);
 
 }  // namespace flashoverlap::cuda

@@ -94,12 +94,6 @@ void CudaExecutor::check_plan(const OverlapPlan& plan) const {
                "the GPU executor reads A as one matrix; in the plan of {} it lies in {} blocks",
                plan.operation, plan.input_blocks.size());
   }
-  if (plan.output_row_shift != 0 || plan.output_col_shift != 0) {
-    core::fail(ErrorKind::kUnsupported,
-               "the GPU executor writes tiles where they lie in the product; the plan of {} moves them by {} "
-               "rows and {} columns",
-               plan.operation, plan.output_row_shift, plan.output_col_shift);
-  }
 }
 
 // A GEMM that waits for what others send must leave SMs to who receives it, or it would wait for ever. The
@@ -320,7 +314,7 @@ void CudaExecutor::enqueue(Call& call) {
     if (call.is_gated) {
       FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(arrivals_.data(), 0, sizeof(std::uint32_t), call.stream));
     }
-    if (call.mode == Mode::kRun && peers_ != nullptr) introduce_inputs(call);
+    if (call.mode == Mode::kRun && peers_ != nullptr) introduce_memory(call);
     start_.record(call.stream);
     if (call.mode != Mode::kCommunicationOnly) enqueue_gemm(call);
     const bool communicates = call.mode == Mode::kRun || call.mode == Mode::kCommunicationOnly;
@@ -347,12 +341,13 @@ void CudaExecutor::enqueue_serial(Call& call) {
       {.caller = call.stream, .communication = is_apart ? &channel(0) : &own}, call.log);
 }
 
-// What other ranks read of A and B while a GEMM, here or there, waits for it. Not whether this rank has gates
-// decides, but whether the matrix travels, which is the same on all ranks.
-void CudaExecutor::introduce_inputs(const Call& call) {
+// What other ranks read while a GEMM, here or there, waits for it. Not whether this rank has gates decides,
+// but what travels, which is the same on all ranks.
+void CudaExecutor::introduce_memory(const Call& call) {
   const TransferLabel label{.operation = call.plan().operation};
   if (call.prepared.transfers_input()) peers_->introduce(call.operands.a, label);
   if (call.prepared.transfers_weight()) peers_->introduce(call.operands.b, label);
+  if (call.prepared.sends_results()) peers_->introduce(call.prepared.packed(), label);
 }
 
 void CudaExecutor::enqueue_gemm(Call& call) {

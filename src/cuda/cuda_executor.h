@@ -48,7 +48,7 @@ class CudaExecutor final : public Executor {
   void give_up_call(const Call& call) noexcept;
   void wait_for_last_call() const noexcept;
   void enqueue_serial(Call& call);
-  void introduce_inputs(const Call& call);
+  void introduce_memory(const Call& call);
   void enqueue_gemm(Call& call);
   void enqueue_transfers(Call& call);
   void enqueue_step(Call& call, const TransferStep& step, CudaStream& stream);

@@ -16,15 +16,6 @@ void check_tile(const OverlapPlan& plan, const SignalGemmVariant& variant) {
                                            " x " + std::to_string(variant.tile_cols));
 }
 
-std::vector<TileWork> in_place(std::vector<TileWork> schedule) {
-  for (TileWork& work : schedule) {
-    work.kind = StoreKind::kInPlace;
-    work.group = -1;
-    work.payload = 0;
-  }
-  return schedule;
-}
-
 template <class T>
 DeviceBuffer upload_table(int device, const std::vector<T>& host) {
   const auto bytes = static_cast<std::int64_t>(host.size() * sizeof(T));
@@ -44,7 +35,7 @@ DevicePlan::DevicePlan(int device, const OverlapPlan& plan, const SignalGemmVari
   check_tile(plan, variant);
   const HostTables host = make_host_tables(plan);
   schedule_ = upload_table(device, host.schedule);
-  plain_schedule_ = upload_table(device, in_place(host.schedule));
+  plain_schedule_ = upload_table(device, host.plain_schedule);
   row_offsets_ = upload_table(device, host.row_offsets);
   slab_rows_of_ = upload_table(device, host.slab_rows_of);
   counters_ = CounterTable(device, static_cast<std::int64_t>(host.group_tiles.size()));

@@ -17,6 +17,7 @@ namespace flashoverlap::cuda {
 /// The tables on the host: what DevicePlan copies. Made without a device, so that it is tested everywhere.
 struct HostTables {
   std::vector<TileWork> schedule;
+  std::vector<TileWork> plain_schedule;  ///< The same tiles, each in its place of the product, not counted.
   std::vector<std::int64_t> row_offsets;
   std::vector<std::int32_t> slab_rows_of;
   std::int32_t slab_rows = 0;

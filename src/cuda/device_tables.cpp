@@ -82,6 +82,8 @@ void place_tile(const OverlapPlan& plan, std::int64_t index, HostTables& tables,
   const auto segments = plan.placement.of_tile(index);
   if (segments.empty()) {
     work.kind = StoreKind::kInPlace;
+    work.payload = plan.output_row_shift;
+    work.col_begin += static_cast<std::int32_t>(plan.output_col_shift);
   } else if (is_dense(plan, index)) {
     const std::int64_t tile_n = plan.grid.tile_n();
     const bool is_whole = work.cols == tile_n && segments[0].offset % tile_n == 0;
@@ -110,6 +112,7 @@ void make_schedule(const OverlapPlan& plan, HostTables& tables) {
   tables.slab_rows = static_cast<std::int32_t>(common_slab_rows(plan));
   for (const std::int64_t index : plan.schedule) {
     TileWork work = make_work(plan, index);
+    tables.plain_schedule.push_back(work);
     place_tile(plan, index, tables, work);
     tables.schedule.push_back(work);
   }

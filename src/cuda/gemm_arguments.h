@@ -13,8 +13,8 @@ inline OutputParams make_output_params(const SignalGemmArguments& args) {
   return {.packed = static_cast<std::uint16_t*>(args.packed),
           .output = static_cast<std::uint16_t*>(args.output),
           .ldd = args.ldd,
-          .m = args.m,
-          .n = args.n,
+          .rows = args.output_rows > 0 ? args.output_rows : args.m,
+          .cols = args.output_cols > 0 ? args.output_cols : args.n,
           .row_offsets = args.tables.row_offsets,
           .slab_rows_of = args.tables.slab_rows_of,
           .slab_rows = args.tables.slab_rows};
@@ -37,9 +37,13 @@ inline void check_shape(const SignalGemmArguments& args, int min_k) {
         "ldb %lld",
         args.k, args.a, static_cast<long long>(args.lda), args.b, static_cast<long long>(args.ldb));
   }
-  if (args.output != nullptr && args.ldd < args.n) {
-    throw_bad_argument("signal GEMM: ldd %lld is less than n = %d", static_cast<long long>(args.ldd), args.n);
+  const OutputParams output = make_output_params(args);
+  if (args.output != nullptr && args.ldd < output.cols) {
+    throw_bad_argument("signal GEMM: ldd %lld is less than the %d columns of D",
+                       static_cast<long long>(args.ldd), output.cols);
   }
+  if (args.gates.needed != nullptr && args.finish.gates.needed != nullptr)
+    throw_bad_argument("signal GEMM: tiles that wait both at their start and at their end");
   if (args.tables.schedule == nullptr || args.tables.num_positions < 1 || args.num_sms < 1) {
     throw_bad_argument(
         "signal GEMM: a schedule of at least one tile and at least one SM are needed; got %d tiles, %d SMs",

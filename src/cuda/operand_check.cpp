@@ -87,7 +87,7 @@ void check_operands(const OverlapPlan& plan, const Operands& operands, int devic
   const std::int64_t rows = plan.output_rows;
   const std::int64_t n = plan.output_cols;
   const Matrix a{"a", operands.a, plan.grid.rows(), plan.grid.k(), operands.lda};
-  const Matrix b{"b", operands.b, n, plan.grid.k(), operands.ldb};
+  const Matrix b{"b", operands.b, plan.grid.cols(), plan.grid.k(), operands.ldb};
   const Matrix out{"out", operands.out, rows, n, operands.ldo};
   check_matrix(plan, a, device);
   check_matrix(plan, b, device);

@@ -45,6 +45,21 @@ bool is_messages_from_the_start(const OverlapPlan& plan, const std::vector<Trans
   return !steps.empty() && std::all_of(steps.begin(), steps.end(), waits_for_nothing);
 }
 
+bool has_tile_in_place(const OverlapPlan& plan) {
+  for (std::int64_t tile = 0; tile < plan.grid.num_tiles(); ++tile) {
+    if (plan.placement.of_tile(tile).empty()) return true;
+  }
+  return false;
+}
+
+template <class T>
+DeviceBuffer upload_gates(int device, const std::vector<T>& table) {
+  const std::size_t bytes = table.size() * sizeof(T);
+  DeviceBuffer buffer(device, static_cast<std::int64_t>(bytes), "the table of gates");
+  upload(device, buffer.data(), table.data(), bytes);
+  return buffer;
+}
+
 }  // namespace
 
 PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
@@ -60,6 +75,7 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
   transfers_output_ = is_moved(plan_, BufferKind::kOutput);
   transfers_input_ = is_moved(plan_, BufferKind::kInput);
   transfers_weight_ = is_moved(plan_, BufferKind::kWeight);
+  writes_in_place_ = has_tile_in_place(plan_);
   any_group_awaited_ = !awaited.empty();
   all_groups_awaited_ = awaited.size() == plan_.groups.size();
   if (as_serial) {
@@ -67,11 +83,10 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
   } else {
     steps_ = transfer_steps(plan_);
     has_messages_only_ = is_messages_from_the_start(plan_, steps_);
-    if (const std::vector<std::uint32_t> needed = needed_arrivals(plan_, steps_); !needed.empty()) {
-      const std::size_t bytes = needed.size() * sizeof(std::uint32_t);
-      needed_ = DeviceBuffer(device, static_cast<std::int64_t>(bytes), "the table of gates");
-      upload(device, needed_.data(), needed.data(), bytes);
-    }
+    const GateTables gates = gate_tables(plan_, steps_);
+    start_ = upload_gates(device, gates.start);
+    finish_ = upload_gates(device, gates.finish);
+    added_ = upload_gates(device, gates.added);
     for (const SignalGemmVariant* variant : variants_) {
       variant->load();
       const auto has_signals = [&](const auto& entry) { return entry.first == variant->signals_per_tile; };
@@ -166,15 +181,16 @@ const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* outpu
   arguments.packed_size = plain ? 0 : plan_.packed_size;
   arguments.output = plain || writes_in_place() ? output : nullptr;
   arguments.ldd = ldo;
+  if (!plain) {
+    arguments.output_rows = static_cast<int>(plan_.output_rows);
+    arguments.output_cols = static_cast<int>(plan_.output_cols);
+  }
   const SignalGemmVariant& variant = variant_for(operands);
   const DevicePlan& device_plan = tables(operands);
   arguments.tables = plain ? device_plan.plain_tables() : device_plan.tables();
   // Where no transfer follows a group nobody waits, and nobody would set the counters back.
   arguments.counters = plain || !any_group_awaited_ ? nullptr : device_plan.counters();
-  if (launch == Launch::kGated) {
-    gates.needed = static_cast<const std::uint32_t*>(needed_.data());
-    arguments.gates = gates;
-  }
+  if (launch == Launch::kGated) add_gates(gates, arguments);
   arguments.num_sms = num_sms;
   Entry entry{key, variant.prepare(arguments)};
   if (launches_.size() < kKept) {
@@ -184,6 +200,20 @@ const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* outpu
   Entry& oldest = launches_[next_launch_++ % kKept];
   oldest = std::move(entry);
   return *oldest.gemm;
+}
+
+void PreparedCudaPlan::add_gates(DeviceGates gates, SignalGemmArguments& arguments) const {
+  const DeviceBuffer& needed = finish_.bytes() > 0 ? finish_ : start_;
+  gates.needed = static_cast<const std::uint32_t*>(needed.data());
+  if (finish_.bytes() == 0) {
+    arguments.gates = gates;
+    return;
+  }
+  arguments.finish = {.gates = gates,
+                      .received = received(),
+                      .offsets = static_cast<const std::int64_t*>(added_.data()),
+                      .others = plan_.world_size - 1,
+                      .lower = plan_.rank};
 }
 
 bool PreparedCudaPlan::knows(const Operands& operands) const {

@@ -41,11 +41,16 @@ class PreparedCudaPlan final : public PreparedPlan {
   [[nodiscard]] bool all_groups_awaited() const { return all_groups_awaited_; }
   /// Whether any is: else tiles are not counted.
   [[nodiscard]] bool any_group_awaited() const { return any_group_awaited_; }
-  [[nodiscard]] bool writes_in_place() const { return plan_.placement.segments.empty(); }
+  /// Whether any tile is stored in the output itself.
+  [[nodiscard]] bool writes_in_place() const { return writes_in_place_; }
   /// Whether A, or B, travels. If so, then on every rank.
   [[nodiscard]] bool transfers_input() const { return transfers_input_; }
   [[nodiscard]] bool transfers_weight() const { return transfers_weight_; }
   [[nodiscard]] bool transfers_output() const { return transfers_output_; }
+  /// Whether ranks send each other parts of the product, one by one. If so, then all of them.
+  [[nodiscard]] bool sends_results() const {
+    return plan_.messages_per_pair > 0 && !transfers_input_ && !transfers_weight_;
+  }
 
   [[nodiscard]] void* packed() const;
   [[nodiscard]] void* received() const;
@@ -67,7 +72,7 @@ class PreparedCudaPlan final : public PreparedPlan {
   /// How a launch differs from others on the same matrices.
   enum class Launch { kRun, kGated, kPlain };
   /// The launch for these matrices; made on their first use, then kept. kPlain: tiles in place, not counted.
-  /// kGated: tiles wait as `gates` says, whose table of positions is filled in here.
+  /// kGated: tiles wait, at their start or at their end, as `gates` says, whose table is filled in here.
   const PreparedGemm& gemm(const Operands& operands, void* output, std::int64_t ldo, Launch launch,
                            int num_sms, DeviceGates gates);
   /// Whether these matrices have been seen, so that they need no check again.
@@ -90,6 +95,7 @@ class PreparedCudaPlan final : public PreparedPlan {
     std::unique_ptr<PreparedGemm> gemm;
   };
   [[nodiscard]] const SignalGemmVariant& variant_for(const Operands& operands) const;
+  void add_gates(DeviceGates gates, SignalGemmArguments& arguments) const;
 
   int device_;
   OverlapPlan plan_;
@@ -98,9 +104,13 @@ class PreparedCudaPlan final : public PreparedPlan {
   /// the sums of.
   std::vector<std::pair<int, std::unique_ptr<DevicePlan>>> tables_;
   std::vector<TransferStep> steps_;
-  DeviceBuffer needed_;  // arrivals that each position needs; empty: no gates
+  // GateTables on the device.
+  DeviceBuffer start_;
+  DeviceBuffer finish_;
+  DeviceBuffer added_;
   std::unique_ptr<SerialBaseline> serial_;
   std::shared_ptr<Workspace> workspace_;
+  bool writes_in_place_ = false;
   bool all_groups_awaited_ = false;
   bool any_group_awaited_ = false;
   bool transfers_output_ = false;

@@ -16,8 +16,8 @@ struct OutputParams {
   std::uint16_t* packed;
   std::uint16_t* output;  // D
   std::int64_t ldd;
-  std::int32_t m;
-  std::int32_t n;
+  std::int32_t rows;  // of D
+  std::int32_t cols;
   const std::int64_t* row_offsets;
   const std::int32_t* slab_rows_of;
   std::int32_t slab_rows;
@@ -55,13 +55,18 @@ __device__ __forceinline__ void store_vector(std::uint16_t* to, const uint4& vec
   }
 }
 
+// The first row in D of a tile that is stored in place.
+__device__ __forceinline__ std::int32_t row_in_output(const TileWork& work) {
+  return work.row_begin + static_cast<std::int32_t>(work.payload);
+}
+
 // Address of one row of a tile, at the tile's first column; null where the row is not stored.
 template <int kTileCols>
 __device__ __forceinline__ std::uint16_t* row_address(const OutputParams& params, const TileWork& work,
                                                       int row) {
   switch (work.kind) {
     case StoreKind::kInPlace:
-      return params.output + (work.row_begin + row) * params.ldd + work.col_begin;
+      return params.output + (row_in_output(work) + row) * params.ldd + work.col_begin;
     case StoreKind::kDense:
       return params.packed + work.payload + static_cast<std::int64_t>(row) * work.cols;
     case StoreKind::kWhole:

@@ -6,6 +6,7 @@
 #include "check.h"
 #include "core/fail.h"
 #include "cuda_stream.h"
+#include "operand_check.h"
 
 namespace flashoverlap::cuda {
 namespace {
@@ -92,6 +93,8 @@ Verdict SerialBaseline::can_run(const OverlapPlan& plan) {
       kind != TransferKind::kAllToAll) {
     return core::no("no serial counterpart of {}", name_of(kind));
   }
+  if (kind == TransferKind::kAllToAll && is_moved(plan, BufferKind::kOutput))
+    return core::no("an all-to-all of columns, which this has of rows only");
   return {};
 }
 

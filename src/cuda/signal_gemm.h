@@ -11,7 +11,7 @@
 #include <memory>
 #include <span>
 
-#include "gate.h"
+#include "finish.h"
 #include "tile_work.h"
 
 namespace flashoverlap::cuda {
@@ -20,8 +20,8 @@ enum class GemmType : std::uint8_t { kBf16, kFp16 };
 
 /// Arguments of one signal GEMM. All pointers are to memory of the current device.
 struct SignalGemmArguments {
-  int m = 0;                     ///< rows of A and D, >= 1
-  int n = 0;                     ///< rows of B, columns of D, >= 1
+  int m = 0;                     ///< rows of A, >= 1
+  int n = 0;                     ///< rows of B, >= 1
   int k = 0;                     ///< columns of A and B, >= 1
   const void* a = nullptr;       ///< [m, k] row-major
   std::int64_t lda = 0;          ///< elements from row to row of A, >= k
@@ -30,12 +30,16 @@ struct SignalGemmArguments {
   std::int64_t ldb = 0;          ///< elements from row to row of B, >= k
   void* packed = nullptr;        ///< the packed send buffer; may be null where no tile is placed in it
   std::int64_t packed_size = 0;  ///< its elements
-  void* output = nullptr;  ///< D [m, n] row-major, for tiles stored in place; may be null where there is none
-  std::int64_t ldd = 0;    ///< elements from row to row of D, >= n
-  DeviceTables tables;     ///< made for this variant's tile shape; uploaded before the launch is enqueued
+  void* output = nullptr;        ///< D, row-major, for tiles stored in place; may be null where there is none
+  int output_rows = 0;           ///< of D; 0: m
+  int output_cols = 0;           ///< of D; 0: n
+  std::int64_t ldd = 0;          ///< elements from row to row of D, >= its columns
+  DeviceTables tables;  ///< made for this variant's tile shape; uploaded before the launch is enqueued
   std::uint32_t* counters = nullptr;  ///< one per group, zero before the launch; null: no signals
   DeviceGates gates;  ///< What tiles wait for before they load operands; needed == null: nothing
-  int num_sms = 0;    ///< SMs to use; the grid has as many blocks, rounded down to whole clusters
+  DeviceFinish
+      finish;  ///< What they add before they are stored; gates.needed == null: nothing. Not with `gates`.
+  int num_sms = 0;  ///< SMs to use; the grid has as many blocks, rounded down to whole clusters
 };
 
 /// A launch with its descriptors made: pointers, shape and tables are fixed, the data may change from launch

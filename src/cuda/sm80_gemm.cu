@@ -21,6 +21,8 @@ void load_kernel() {
       signal_gemm_sm80<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes));
   FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(
       gated_gemm_sm80<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes));
+  FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(
+      finishing_gemm_sm80<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes));
 }
 
 template <class Config>
@@ -31,17 +33,22 @@ class Prepared final : public PreparedGemm {
                 .lda = args.lda,
                 .b = static_cast<const std::uint16_t*>(args.b),
                 .ldb = args.ldb,
+                .m = args.m,
                 .k = args.k,
                 .weight_rows = args.n * args.num_weights,
                 .tables = args.tables,
                 .output = make_output_params(args),
                 .counters = args.counters},
         gates_(args.gates),
+        finish_(args.finish),
         blocks_(std::min(args.num_sms, args.tables.num_positions)) {}
 
   void launch(cudaStream_t stream) const override {
     if (gates_.needed != nullptr) {
       gated_gemm_sm80<Config><<<blocks_, Config::kThreads, Config::kSharedBytes, stream>>>(params_, gates_);
+    } else if (finish_.gates.needed != nullptr) {
+      finishing_gemm_sm80<Config>
+          <<<blocks_, Config::kThreads, Config::kSharedBytes, stream>>>(params_, finish_);
     } else {
       signal_gemm_sm80<Config><<<blocks_, Config::kThreads, Config::kSharedBytes, stream>>>(params_);
     }
@@ -51,6 +58,7 @@ class Prepared final : public PreparedGemm {
  private:
   KernelParams params_;
   DeviceGates gates_;
+  DeviceFinish finish_;
   int blocks_;
 };
 

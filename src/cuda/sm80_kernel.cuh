@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "finish.cuh"
 #include "gate.cuh"
 #include "ptx.cuh"
 #include "row_store.cuh"
@@ -52,6 +53,7 @@ struct KernelParams {
   std::int64_t lda;
   const std::uint16_t* b;
   std::int64_t ldb;
+  std::int32_t m;
   std::int32_t k;
   std::int32_t weight_rows;
   DeviceTables tables;
@@ -168,7 +170,7 @@ __device__ __forceinline__ void multiply_tile(const KernelParams& params, const 
                                               std::uint16_t* shared, Accumulators<Config>& acc, int warp,
                                               int lane) {
   const OperandLoader<Config, Config::kTileM, kIsGated> a(params.a, params.lda, work.row_begin,
-                                                          params.output.m - work.row_begin);
+                                                          params.m - work.row_begin);
   const OperandLoader<Config, Config::kTileN, kIsGated> b(params.b, params.ldb, work.weight_row,
                                                           params.weight_rows - work.weight_row);
   const int k_tiles = (params.k + Config::kTileK - 1) / Config::kTileK;
@@ -216,36 +218,42 @@ __device__ __forceinline__ void convert_tile(const Accumulators<Config>& acc, st
   }
 }
 
-template <class Config>
+template <class Config, class Finish>
 __device__ __forceinline__ void store_tile(const KernelParams& params, const TileWork& work,
-                                           const std::uint16_t* shared) {
+                                           const std::uint16_t* shared, const Finish& finish) {
   constexpr int kVectors = Config::kTileN / 8;
   for (int index = static_cast<int>(threadIdx.x); index < work.rows * kVectors; index += Config::kThreads) {
     const int row = index / kVectors;
     const int col = index % kVectors * 8;
     if (col >= work.cols) continue;
     std::uint16_t* const to = row_address<Config::kTileN>(params.output, work, row);
-    if (to != nullptr) {
-      store_vector(to + col, *reinterpret_cast<const uint4*>(shared + row * Config::kOutputStride + col),
-                   work.cols - col);
+    if (to == nullptr) continue;
+    uint4 elements = *reinterpret_cast<const uint4*>(shared + row * Config::kOutputStride + col);
+    if constexpr (Finish::kAdds) {
+      if (finish.adds()) elements = finish.sum(work, row, col, elements);
     }
+    store_vector(to + col, elements, work.cols - col);
   }
 }
 
-template <class Config, class Gate>
-__device__ __forceinline__ void run_kernel(const KernelParams& params, const typename Gate::Params& gates) {
+template <class Config, class Gate, class Finish>
+__device__ __forceinline__ void run_kernel(const KernelParams& params, const typename Gate::Params& gates,
+                                           const typename Finish::Params& finish_params) {
   extern __shared__ __align__(128) std::uint16_t shared[];
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  Gate gate(gates, params.tables.num_positions, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
-  for (ScheduleWalk walk(params.tables, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
-       !walk.done(); walk.advance()) {
+  const int first = static_cast<int>(blockIdx.x);
+  const int step = static_cast<int>(gridDim.x);
+  Gate gate(gates, params.tables.num_positions, first, step);
+  Finish finish(finish_params, params.tables.num_positions, first, step);
+  for (ScheduleWalk walk(params.tables, first, step); !walk.done(); walk.advance()) {
     Accumulators<Config> acc{};
     gate.wait();  // every warp for its own loads
     multiply_tile<Config, !std::is_same_v<Gate, NoGate>>(params, walk.work(), shared, acc, warp, lane);
     convert_tile<Config>(acc, shared, warp, lane);
     __syncthreads();
-    store_tile<Config>(params, walk.work(), shared);
+    finish.begin_tile();  // every warp for its own part
+    store_tile<Config>(params, walk.work(), shared, finish);
     // Orders every thread's stores before thread 0's addition, and every thread's reads before the next
     // tile's loads.
     __syncthreads();
@@ -259,14 +267,22 @@ __device__ __forceinline__ void run_kernel(const KernelParams& params, const typ
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     signal_gemm_sm80(const __grid_constant__ KernelParams params) {
-  run_kernel<Config, NoGate>(params, {});
+  run_kernel<Config, NoGate, NoFinish>(params, {}, {});
 }
 
-// The same with gates: a kernel of its own, so that the one above stays as it is.
+// The same with gates, at the start of tiles or at their end: kernels of their own, so that the one above
+// stays as it is.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     gated_gemm_sm80(const __grid_constant__ KernelParams params, const __grid_constant__ DeviceGates gates) {
-  run_kernel<Config, SliceGate<false>>(params, gates);
+  run_kernel<Config, SliceGate<false>, NoFinish>(params, gates, {});
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    finishing_gemm_sm80(const __grid_constant__ KernelParams params,
+                        const __grid_constant__ DeviceFinish finish) {
+  run_kernel<Config, NoGate, TileSum<Config::kIsBf16>>(params, {}, finish);
 }
 
 }  // namespace flashoverlap::cuda::sm80

@@ -24,6 +24,7 @@ struct KernelParams {
   CUtensorMap in_place_map;
   CUtensorMap whole_map;
   CUtensorMap slab_map;
+  std::int32_t m;
   std::int32_t k;
   std::int32_t weight_rows;  // rows of B: n, or n times the number of stacked weights
   DeviceTables tables;
@@ -56,8 +57,16 @@ struct Kernel {
   using PipelineState = typename Mainloop::PipelineState;
   using Element = typename Config::Element;
   static constexpr int kSlots = Config::kStagingSlots;
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
+  // A store warp that adds needs more than one that only starts copies: 88 without spilling any, which the
+  // consumers can spare where a thread has 128 accumulators, but not where it has 192.
+  template <class Finish>
+  struct Registers {
+    static constexpr int kAccumulators =
+        Config::kTileM * Config::kTileN / (Config::kWarpgroupThreads * (Config::kIsPingpong ? 1 : 2));
+    static constexpr std::uint32_t kAdding = kAccumulators > 128 ? 56 : 88;
+    static constexpr std::uint32_t kProducer = Finish::kAdds ? kAdding : 40;
+    static constexpr std::uint32_t kConsumer = !Finish::kAdds ? 232 : kAccumulators > 128 ? 224 : 208;
+  };
 
   enum ProducerWarp { kLoadWarp = 0, kFirstStoreWarp = 2 };
 
@@ -85,8 +94,11 @@ struct Kernel {
     return Pipeline(storage.pipeline, pipe, typename Config::ClusterShape{});
   }
 
-  template <class Gate>
-  static __device__ void run(const Params& params, Storage& storage, const typename Gate::Params& gates) {
+  static constexpr bool kIsBf16 = std::is_same_v<Element, cutlass::bfloat16_t>;
+
+  template <class Gate, class Finish>
+  static __device__ void run(const Params& params, Storage& storage, const typename Gate::Params& gates,
+                             const typename Finish::Params& finish) {
     const Place place;
     if (threadIdx.x == 0) {
       Mainloop::prefetch_tma_descriptors(params.mainloop);
@@ -104,24 +116,27 @@ struct Kernel {
     }
 
     if (place.warpgroup == 0) {
-      cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+      cutlass::arch::warpgroup_reg_dealloc<Registers<Finish>::kProducer>();
       if (place.warp_in_group == kLoadWarp) {
         load<Gate>(params, storage, pipeline, place, gates);
       } else if (place.warp_in_group >= kFirstStoreWarp) {
-        store(params, storage, place, place.warp_in_group - kFirstStoreWarp);
+        store<Finish>(params, storage, place, place.warp_in_group - kFirstStoreWarp, finish);
       }
     } else {
-      cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+      cutlass::arch::warpgroup_reg_alloc<Registers<Finish>::kConsumer>();
       multiply(params, storage, pipeline, order, place, place.warpgroup - 1);
     }
   }
 
   // First position and stride of a consumer warpgroup and its store warp.
+  static __device__ int first_position(const Place& place, int consumer) {
+    return Config::kIsPingpong ? place.cluster + consumer * place.clusters : place.cluster;
+  }
+  static __device__ int stride(const Place& place) {
+    return Config::kIsPingpong ? 2 * place.clusters : place.clusters;
+  }
   static __device__ ScheduleWalk consumer_walk(const Params& params, const Place& place, int consumer) {
-    if constexpr (Config::kIsPingpong) {
-      return ScheduleWalk(params.tables, place.cluster + consumer * place.clusters, 2 * place.clusters);
-    }
-    return ScheduleWalk(params.tables, place.cluster, place.clusters);
+    return ScheduleWalk(params.tables, first_position(place, consumer), stride(place));
   }
 
   static __device__ int num_k_tiles(const Params& params) {
@@ -135,7 +150,7 @@ struct Kernel {
     Mainloop mainloop;
     using X = Underscore;
     constexpr typename Config::TileShape kTile{};
-    const Tensor a = params.mainloop.tma_load_a.get_tma_tensor(make_shape(params.output.m, params.k, 1));
+    const Tensor a = params.mainloop.tma_load_a.get_tma_tensor(make_shape(params.m, params.k, 1));
     const Tensor b = params.mainloop.tma_load_b.get_tma_tensor(make_shape(params.weight_rows, params.k, 1));
     const int k_tiles = num_k_tiles(params);
     PipelineState state = cutlass::make_producer_start_state<Pipeline>();
@@ -197,9 +212,8 @@ struct Kernel {
       CUTLASS_PRAGMA_UNROLL
       for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk) {
         wait_barrier(&barriers.empty[staging.slot], staging.phase ^ 1);
-        stage_chunk<std::is_same_v<Element, cutlass::bfloat16_t>>(
-            storage.staging[consumer].chunks[staging.slot], accumulators,
-            atom * (Config::kTileN / 2) + chunk * 32, place.warp_in_group, place.lane);
+        stage_chunk<kIsBf16>(storage.staging[consumer].chunks[staging.slot], accumulators,
+                             atom * (Config::kTileN / 2) + chunk * 32, place.warp_in_group, place.lane);
         ptx::fence_proxy_async_shared();
         __syncwarp();
         if (place.lane == 0) ptx::mbarrier_arrive_release_cta(&barriers.full[staging.slot]);
@@ -215,19 +229,25 @@ struct Kernel {
             .slab_map = &params.slab_map};
   }
 
-  static __device__ void store(const Params& params, Storage& storage, const Place& place, int consumer) {
+  template <class Finish>
+  static __device__ void store(const Params& params, Storage& storage, const Place& place, int consumer,
+                               const typename Finish::Params& finish_params) {
     const StoreParams out = store_params(params);
     ChunkStorer<kSlots, Config::kPlanTileN> storer(out, storage.staging[consumer],
                                                    storage.staging_barriers[consumer], place.lane);
+    Finish finish(finish_params, params.tables.num_positions, first_position(place, consumer), stride(place));
     std::uint32_t finished = 0;
     ptx::wait_for_previous_kernels();
     for (ScheduleWalk walk = consumer_walk(params, place, consumer); !walk.done(); walk.advance()) {
       const TileWork& work = walk.work();
+      finish.begin_tile();
       for (int atom = 0; atom < Config::kAtomsPerWarpgroup; ++atom) {
         const int atom_row = Config::kIsPingpong ? atom * 64 : atom * 128 + consumer * 64;
         for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk) {
-          storer.store(work, {.row = place.block_row() * Config::kTileM + atom_row,
-                              .col = place.block_col() * Config::kTileN + chunk * kChunkCols});
+          storer.store(work,
+                       {.row = place.block_row() * Config::kTileM + atom_row,
+                        .col = place.block_col() * Config::kTileN + chunk * kChunkCols},
+                       finish);
         }
       }
       storer.finish_tile();
@@ -246,31 +266,41 @@ struct Kernel {
   }
 };
 
-template <class Config, class Gate>
+template <class Config, class Gate, class Finish>
 __device__ __forceinline__ void run_kernel(const KernelParams<Config>& params,
-                                           const typename Gate::Params& gates) {
+                                           const typename Gate::Params& gates,
+                                           const typename Finish::Params& finish) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ std::uint8_t raw[];
   // Dynamic shared memory is aligned to 16 bytes only by promise; the swizzle atoms need 1024.
   const std::uint32_t misalignment = ptx::shared_address(raw) & 1023U;
   auto& storage =
       *reinterpret_cast<SharedStorage<Config>*>(raw + (misalignment == 0 ? 0 : 1024U - misalignment));
-  Kernel<Config>::template run<Gate>(params, storage, gates);
+  Kernel<Config>::template run<Gate, Finish>(params, storage, gates, finish);
 #endif
 }
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     signal_gemm_sm90(const __grid_constant__ KernelParams<Config> params) {
-  run_kernel<Config, NoGate>(params, {});
+  run_kernel<Config, NoGate, NoFinish>(params, {}, {});
 }
 
-// The same with gates: a kernel of its own, so that the one above stays as it is.
+// The same with gates, at the start of tiles or at their end: kernels of their own, so that the one above
+// stays as it is.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     gated_gemm_sm90(const __grid_constant__ KernelParams<Config> params,
                     const __grid_constant__ DeviceGates gates) {
-  run_kernel<Config, SliceGate<true>>(params, gates);
+  run_kernel<Config, SliceGate<true>, NoFinish>(params, gates, {});
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    finishing_gemm_sm90(const __grid_constant__ KernelParams<Config> params,
+                        const __grid_constant__ DeviceFinish finish) {
+  run_kernel<Config, NoGate, TileSum<std::is_same_v<typename Config::Element, cutlass::bfloat16_t>>>(
+      params, {}, finish);
 }
 
 }  // namespace flashoverlap::cuda::sm90

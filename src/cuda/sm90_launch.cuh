@@ -32,6 +32,8 @@ void load_kernel() {
       signal_gemm_sm90<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Config>));
   FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(
       gated_gemm_sm90<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Config>));
+  FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(
+      finishing_gemm_sm90<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Config>));
 }
 
 template <class Config>
@@ -45,6 +47,7 @@ KernelParams<Config> make_params(const SignalGemmArguments& args) {
   params.mainloop = Mainloop::to_underlying_arguments(
       shape, {static_cast<const Element*>(args.a), stride_a, static_cast<const Element*>(args.b), stride_b},
       nullptr);
+  params.m = args.m;
   params.k = args.k;
   params.weight_rows = args.n * args.num_weights;
   params.tables = args.tables;
@@ -52,7 +55,8 @@ KernelParams<Config> make_params(const SignalGemmArguments& args) {
   params.in_place_by_bulk = args.output != nullptr && is_copy_engine_aligned(args.output, args.ldd);
   params.counters = args.counters;
   if (params.in_place_by_bulk)
-    params.in_place_map = make_store_map(args.output, args.m, args.n, args.ldd, kChunkRows);
+    params.in_place_map =
+        make_store_map(args.output, params.output.rows, params.output.cols, args.ldd, kChunkRows);
   if (args.packed != nullptr && args.packed_size > 0) {
     constexpr int kWidth = Config::kPlanTileN;
     const std::int64_t rows = (args.packed_size + kWidth - 1) / kWidth;
@@ -86,7 +90,7 @@ template <class Config>
 class Prepared final : public PreparedGemm {
  public:
   explicit Prepared(const SignalGemmArguments& args)
-      : params_(make_params<Config>(args)), gates_(args.gates) {
+      : params_(make_params<Config>(args)), gates_(args.gates), finish_(args.finish) {
     const int clusters =
         std::min(args.num_sms / Config::kClusterBlocks, std::max(1, args.tables.num_positions));
     blocks_ = clusters * Config::kClusterBlocks;
@@ -110,6 +114,8 @@ class Prepared final : public PreparedGemm {
     config.numAttrs = std::size(attributes);
     if (gates_.needed != nullptr) {
       FLASHOVERLAP_CUDA_CHECK(cudaLaunchKernelEx(&config, gated_gemm_sm90<Config>, params_, gates_));
+    } else if (finish_.gates.needed != nullptr) {
+      FLASHOVERLAP_CUDA_CHECK(cudaLaunchKernelEx(&config, finishing_gemm_sm90<Config>, params_, finish_));
     } else {
       FLASHOVERLAP_CUDA_CHECK(cudaLaunchKernelEx(&config, signal_gemm_sm90<Config>, params_));
     }
@@ -118,6 +124,7 @@ class Prepared final : public PreparedGemm {
  private:
   KernelParams<Config> params_;
   DeviceGates gates_;
+  DeviceFinish finish_;
   int blocks_ = 0;
 };
 

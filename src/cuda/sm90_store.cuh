@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "finish.cuh"
 #include "ptx.cuh"
 #include "row_store.cuh"
 #include "tile_work.h"
@@ -98,23 +99,27 @@ struct ChunkPosition {
   int col;
 };
 
-// The general path: the warp copies the chunk row by row, eight lanes a row, to wherever each row belongs.
-template <int kTileCols>
+// The general path: the warp copies the chunk row by row, eight lanes a row, to wherever each row belongs,
+// with what is to be added to it.
+template <int kTileCols, class Finish>
 __device__ __forceinline__ void copy_chunk_rows(const StoreParams& params, const TileWork& work,
-                                                const ChunkPosition& at, const std::uint8_t* chunk,
-                                                int lane) {
+                                                const ChunkPosition& at, const std::uint8_t* chunk, int lane,
+                                                const Finish& finish) {
   constexpr int kRowsPerStep = 4;
   const int vector = lane & 7;
   const int col = at.col + vector * 8;
   const int cols_left = work.cols - col;
   const int rows_left = min(kChunkRows, work.rows - at.row);
   if (cols_left <= 0) return;
-#pragma unroll 2
+#pragma unroll(Finish::kAdds ? 1 : 2)
   for (int row = lane >> 3; row < rows_left; row += kRowsPerStep) {
     std::uint16_t* const to = row_address<kTileCols>(params.output, work, at.row + row);
-    if (to != nullptr)
-      store_vector(to + col, *reinterpret_cast<const uint4*>(chunk + swizzled_offset(row, vector)),
-                   cols_left);
+    if (to == nullptr) continue;
+    uint4 elements = *reinterpret_cast<const uint4*>(chunk + swizzled_offset(row, vector));
+    if constexpr (Finish::kAdds) {
+      if (finish.adds()) elements = finish.sum(work, at.row + row, col, elements);
+    }
+    store_vector(to + col, elements, cols_left);
   }
 }
 
@@ -128,9 +133,9 @@ __device__ __forceinline__ bool is_bulk_chunk(const StoreParams& params, const T
   switch (work.kind) {
     case StoreKind::kInPlace:
       return params.in_place_map != nullptr && work.col_begin % 8 == 0 &&
-             (all_rows || work.row_begin + work.rows == params.output.m) &&
+             (all_rows || row_in_output(work) + work.rows == params.output.rows) &&
              (work.cols - at.col >= kChunkCols ||
-              (work.col_begin + work.cols == params.output.n && params.output.n % 8 == 0));
+              (work.col_begin + work.cols == params.output.cols && params.output.cols % 8 == 0));
     case StoreKind::kWhole:
       return all_rows;
     case StoreKind::kSlabs:
@@ -144,7 +149,7 @@ __device__ __forceinline__ bool is_bulk_chunk(const StoreParams& params, const T
 __device__ __forceinline__ void bulk_store_chunk(const StoreParams& params, const TileWork& work,
                                                  const ChunkPosition& at, const std::uint8_t* chunk) {
   if (work.kind == StoreKind::kInPlace) {
-    ptx::bulk_store_2d(params.in_place_map, chunk, work.col_begin + at.col, work.row_begin + at.row);
+    ptx::bulk_store_2d(params.in_place_map, chunk, work.col_begin + at.col, row_in_output(work) + at.row);
   } else if (work.kind == StoreKind::kWhole) {
     ptx::bulk_store_2d(params.whole_map, chunk, at.col, static_cast<int>(work.payload) + at.row);
   } else {
@@ -167,10 +172,13 @@ class ChunkStorer {
       : params_(params), buffer_(buffer), barriers_(barriers), lane_(lane) {}
 
   // Takes the next chunk from the ring and starts or does its copy.
-  __device__ void store(const TileWork& work, const ChunkPosition& at) {
+  template <class Finish>
+  __device__ void store(const TileWork& work, const ChunkPosition& at, const Finish& finish) {
     wait_barrier(&barriers_.full[state_.slot], state_.phase);
     const std::uint8_t* chunk = buffer_.chunks[state_.slot];
-    if (is_bulk_chunk(params_, work, at)) {
+    bool is_bulk = is_bulk_chunk(params_, work, at);
+    if constexpr (Finish::kAdds) is_bulk = is_bulk && !finish.adds();
+    if (is_bulk) {
       if (lane_ == 0) {
         bulk_store_chunk(params_, work, at, chunk);
         if (is_reading_) {
@@ -181,7 +189,7 @@ class ChunkStorer {
       is_reading_ = true;
     } else {
       finish_reading();
-      copy_chunk_rows<kTileCols>(params_, work, at, chunk, lane_);
+      copy_chunk_rows<kTileCols>(params_, work, at, chunk, lane_, finish);
       __syncwarp();
       if (lane_ == 0) free_slot(state_.slot);
     }

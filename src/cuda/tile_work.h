@@ -12,7 +12,8 @@ namespace flashoverlap::cuda {
 
 /// Where the rows of a tile go.
 enum class StoreKind : std::uint32_t {
-  kInPlace = 0,  ///< D, row-major: element (i, j) of D at i * ldd + j
+  kInPlace = 0,  ///< D, row-major: element (i, j) of D at i * ldd + j; the tile begins `payload` rows further
+                 ///< down in D than in A
   kDense = 1,    ///< the packed buffer: element (i, j) of the tile at payload + i * cols + j
   kWhole = 2,    ///< as kDense, with cols = the variant's tile_cols and the tile at payload * tile_cols
   kSlabs = 3,    ///< the packed buffer, in slabs of `slab_rows` rows: slab s at slab_rows_of[payload + s] *
@@ -20,9 +21,10 @@ enum class StoreKind : std::uint32_t {
   kRows = 4,     ///< the packed buffer: row i of the tile at row_offsets[payload + i]
 };
 
-/// One position of the schedule. 32 bytes, read as two 16-byte vectors.
+/// One position of the schedule. D is the output of this rank, which may hold only a part of the product. 32
+/// bytes, read as two 16-byte vectors.
 struct alignas(16) TileWork {
-  std::int32_t row_begin = 0;   ///< first row of A and of D
+  std::int32_t row_begin = 0;   ///< first row of A
   std::int32_t col_begin = 0;   ///< first column of D
   std::int32_t weight_row = 0;  ///< first row of B: col_begin, or beyond it in a stack of weights
   std::int16_t rows = 0;  ///< >= 1, at most the variant's tile_rows; what lies beyond is computed and dropped

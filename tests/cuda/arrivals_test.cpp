@@ -35,21 +35,29 @@ PlanOptions shape(std::int32_t world_size, std::int64_t m, std::int64_t n, std::
   return options;
 }
 
-/// One rank on its way through its steps.
+/// One rank on its way through its steps, with a GEMM of one unit, which stands still where a tile waits.
 class Walker {
  public:
   Walker(const OverlapPlan& plan, std::vector<TransferStep> steps) : plan_(plan), steps_(std::move(steps)) {
+    const GateTables tables = gate_tables(plan, steps_);
+    needed_ = tables.start.empty() ? tables.finish : tables.start;
+    needed_.resize(plan.schedule.size(), 0);
     enter();
   }
 
-  [[nodiscard]] bool is_done() const { return at_ == steps_.size(); }
+  [[nodiscard]] bool is_done() const { return at_ == steps_.size() && computed_ == needed_.size(); }
   [[nodiscard]] const Transfer* sending() const { return open(sending_, &TransferStep::send); }
   [[nodiscard]] const Transfer* receiving() const { return open(receiving_, &TransferStep::receive); }
   void sent() { sending_ = false; }
   void received() { receiving_ = false; }
-  /// Whether the call was over, and the next one has begun.
+  /// Whether a tile was computed, or the call was over and the next one has begun.
   bool advance() {
-    if (is_done() || sending_ || receiving_) return false;
+    if (computed_ < needed_.size() && needed_[computed_] <= arrivals_) {
+      ++computed_;
+      return true;
+    }
+    if (at_ == steps_.size() || sending_ || receiving_) return false;
+    arrivals_ = steps_[at_].arrivals;
     ++at_;
     enter();
     return true;
@@ -57,15 +65,26 @@ class Walker {
 
  private:
   void enter() {
-    sending_ = !is_done() && steps_[at_].send >= 0;
-    receiving_ = !is_done() && steps_[at_].receive >= 0;
+    sending_ = at_ < steps_.size() && steps_[at_].send >= 0;
+    receiving_ = at_ < steps_.size() && steps_[at_].receive >= 0;
+  }
+  /// What the step's send waits for is computed; the whole call begins only then.
+  [[nodiscard]] bool may_begin() const {
+    if (at_ == steps_.size() || steps_[at_].send < 0) return true;
+    const Trigger& trigger = plan_.transfers[index(steps_[at_].send)].trigger;
+    if (trigger.kind != TriggerKind::kGroup) return true;
+    const WaveGroup& group = plan_.groups[index(trigger.index)];
+    return computed_ >= index(group.first_position + group.num_tiles);
   }
   [[nodiscard]] const Transfer* open(bool is_open, std::int64_t TransferStep::*which) const {
-    return is_open ? &plan_.transfers[index(steps_[at_].*which)] : nullptr;
+    return is_open && may_begin() ? &plan_.transfers[index(steps_[at_].*which)] : nullptr;
   }
 
   const OverlapPlan& plan_;
   std::vector<TransferStep> steps_;
+  std::vector<std::uint32_t> needed_;  // by position
+  std::size_t computed_ = 0;
+  std::uint32_t arrivals_ = 0;
   std::size_t at_ = 0;
   bool sending_ = false;
   bool receiving_ = false;
@@ -130,18 +149,21 @@ void expect_complete(const OverlapPlan& plan, const std::vector<TransferStep>& s
   EXPECT_EQ(arrivals, plan.slices.size());
 }
 
-/// When each tile may start, straight from the plan's gates.
+/// When each tile may start or be stored, straight from the plan's gates.
 void expect_needed(const OverlapPlan& plan, const std::vector<TransferStep>& steps) {
   std::map<std::int64_t, std::uint32_t> arrival_of;
   for (const TransferStep& step : steps) {
     const std::int64_t brings = step.collective >= 0 ? step.collective : step.receive;
     if (step.brings_slice) arrival_of[plan.transfers[index(brings)].slice] = step.arrivals;
   }
-  const std::vector<std::uint32_t> needed = needed_arrivals(plan, steps);
+  const GateTables tables = gate_tables(plan, steps);
   if (plan.gates.empty()) {
-    EXPECT_TRUE(needed.empty());
+    EXPECT_TRUE(tables.start.empty() && tables.finish.empty() && tables.added.empty());
     return;
   }
+  const bool at_start = plan.gates.front().point == GatePoint::kStart;
+  EXPECT_TRUE((at_start ? tables.finish : tables.start).empty());
+  const std::vector<std::uint32_t>& needed = at_start ? tables.start : tables.finish;
   ASSERT_EQ(needed.size(), plan.schedule.size());
   for (std::size_t position = 0; position < needed.size(); ++position) {
     std::uint32_t expected = 0;
@@ -150,8 +172,21 @@ void expect_needed(const OverlapPlan& plan, const std::vector<TransferStep>& ste
     }
     EXPECT_EQ(needed[position], expected) << "position " << position;
   }
-  // Tiles come in the order in which their slices do: no tile waits behind one that waits for longer.
+  // Tiles come in the order in which their slices do: no tile waits behind one that waits for longer. At
+  // their end all wait for the last rank's.
   EXPECT_TRUE(std::is_sorted(needed.begin(), needed.end()));
+}
+
+/// All messages go through, by as many calls on every rank.
+void expect_run_through(const std::vector<OverlapPlan>& plans) {
+  const auto steps = steps_of(plans);
+  for (std::size_t r = 0; r < plans.size(); ++r) {
+    SCOPED_TRACE(fmt::format("rank {}", r));
+    expect_complete(plans[r], steps[r]);
+    expect_needed(plans[r], steps[r]);
+    EXPECT_EQ(steps[r].size(), steps[0].size()) << "every rank makes as many calls";
+  }
+  EXPECT_EQ(stuck_ranks(plans, steps), std::vector<std::size_t>{});
 }
 
 class ArrivalsTest : public test::SeededTest {
@@ -196,6 +231,51 @@ TEST_F(ArrivalsTest, AllGatherRunsThroughOnAllRanks) {
   }
 }
 
+TEST_F(ArrivalsTest, TailFreeReduceScatterRunsThroughOnAllRanks) {
+  for (int i = 0; i < 150; ++i) {
+    const auto world_size = static_cast<std::int32_t>(pick(1, 9));
+    const PlanOptions options = shape(world_size, pick(0, 400), pick(0, 100), pick(0, 40));
+    const SliceOptions slices = random_slices(options.m, world_size);
+    SCOPED_TRACE(
+        fmt::format("{} ranks, m={} n={}, {} parts", world_size, options.m, options.n, slices.parts));
+    const auto plans =
+        plans_of(options, [&](const PlanOptions& own) { return plan_tail_free_reduce_scatter(own, slices); });
+    ASSERT_TRUE(verify(plans)) << verify(plans).reason;
+    expect_run_through(plans);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(ArrivalsTest, HeadsRunThroughOnAllRanks) {
+  for (int i = 0; i < 150; ++i) {
+    const auto world_size = static_cast<std::int32_t>(pick(1, 9));
+    const PlanOptions options = shape(world_size, pick(0, 300), pick(0, 300), pick(0, 40));
+    const HeadSlices heads{random_slices(options.m, world_size), random_slices(options.n, world_size)};
+    SCOPED_TRACE(
+        fmt::format("{} ranks, m={} n={}, {} parts", world_size, options.m, options.n, heads.columns.parts));
+    const auto plans =
+        plans_of(options, [&](const PlanOptions& own) { return plan_gemm_all_to_all(own, heads); });
+    ASSERT_TRUE(verify(plans)) << verify(plans).reason;
+    expect_run_through(plans);
+    if (HasFailure()) return;
+  }
+}
+
+// Three ranks with two rows of two tiles each.
+TEST_F(ArrivalsTest, TheOwnSliceAddsTheOtherRanksTiles) {
+  const auto plans = plans_of(shape(3, 3 * 32, 48, 8), [](const PlanOptions& own) {
+    return plan_tail_free_reduce_scatter(own, {.sizes = {}, .parts = 1});
+  });
+  for (const OverlapPlan& plan : plans) {
+    const GateTables tables = gate_tables(plan, transfer_steps(plan));
+    EXPECT_EQ(tables.finish, (std::vector<std::uint32_t>{0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2}));
+    const std::int64_t slice = 32 * 48, tile = 16 * 24;
+    std::vector<std::int64_t> added(16, -1);  // eight tiles are sent away
+    for (std::int64_t t = 0; t < 4; ++t) added.insert(added.end(), {t * tile, slice + t * tile});
+    EXPECT_EQ(tables.added, added);
+  }
+}
+
 // What the pairs are for, and that the walk above can get stuck.
 TEST_F(ArrivalsTest, OneMessageAtATimeWouldNotRunThrough) {
   const auto plans =
@@ -203,10 +283,14 @@ TEST_F(ArrivalsTest, OneMessageAtATimeWouldNotRunThrough) {
   std::vector<std::vector<TransferStep>> single;
   for (const OverlapPlan& plan : plans) {
     auto& steps = single.emplace_back();
+    std::uint32_t arrivals = 0;
     for (std::size_t i = 0; i < plan.transfers.size(); ++i) {
       const bool is_send = plan.transfers[i].kind == TransferKind::kSend;
+      if (!is_send) ++arrivals;
       steps.push_back({.send = is_send ? static_cast<std::int64_t>(i) : -1,
-                       .receive = is_send ? -1 : static_cast<std::int64_t>(i)});
+                       .receive = is_send ? -1 : static_cast<std::int64_t>(i),
+                       .arrivals = arrivals,
+                       .brings_slice = !is_send});
     }
   }
   EXPECT_EQ(stuck_ranks(plans, single), (std::vector<std::size_t>{0, 1, 2}));
@@ -216,7 +300,7 @@ TEST_F(ArrivalsTest, TheOwnSliceStartsAtOnceAndOthersWaitInTurn) {
   const auto plans =
       plans_of(shape(4, 64, 24, 8), [](const PlanOptions& own) { return plan_all_gather_gemm(own, {}); });
   for (const OverlapPlan& plan : plans) {
-    EXPECT_EQ(needed_arrivals(plan, transfer_steps(plan)), (std::vector<std::uint32_t>{0, 1, 2, 3}));
+    EXPECT_EQ(gate_tables(plan, transfer_steps(plan)).start, (std::vector<std::uint32_t>{0, 1, 2, 3}));
   }
 }
 
@@ -230,19 +314,38 @@ TEST_F(ArrivalsTest, CollectivesAfterGroupsStayAsTheyAre) {
     EXPECT_EQ(steps[i].collective, static_cast<std::int64_t>(i));
     EXPECT_FALSE(steps[i].brings_slice);
   }
-  EXPECT_TRUE(needed_arrivals(plan, steps).empty());
+  EXPECT_TRUE(gate_tables(plan, steps).start.empty());
 }
 
 TEST_F(ArrivalsTest, WhatTheExecutorCannotDoIsRefused) {
   const PlanOptions options = shape(2, 128, 96, 8);
   const auto refused = [](const OverlapPlan& plan) {
-    return message_of(ErrorKind::kUnsupported, [&] { (void)needed_arrivals(plan, transfer_steps(plan)); });
+    return message_of(ErrorKind::kUnsupported, [&] { (void)gate_tables(plan, transfer_steps(plan)); });
   };
-  EXPECT_NE(refused(plan_tail_free_reduce_scatter(options, {})).find("follows a group"), std::string::npos);
+  OverlapPlan early = plan_tail_free_reduce_scatter(options, {});
+  std::ranges::reverse(early.schedule);  // the own slice first
+  EXPECT_NE(
+      refused(early).find("transfer 0 of the plan of gemm-reduce-scatter follows group 0, and position 0"),
+      std::string::npos)
+      << refused(early);
 
-  OverlapPlan at_the_end = plan_all_gather_gemm(options, {});
-  at_the_end.gates.front().point = GatePoint::kFinish;
-  EXPECT_NE(refused(at_the_end).find("waits for slice 0 at its end"), std::string::npos);
+  OverlapPlan both = plan_tail_free_reduce_scatter(options, {});
+  both.gates.back().point = GatePoint::kStart;
+  EXPECT_NE(refused(both).find("has gates of both kinds"), std::string::npos);
+
+  OverlapPlan own = plan_tail_free_reduce_scatter(options, {});
+  own.slices[index(own.gates.front().slice)].source = own.rank;
+  EXPECT_NE(refused(own).find("adds one of rank 0"), std::string::npos) << refused(own);
+
+  OverlapPlan twice = plan_tail_free_reduce_scatter(options, {});
+  twice.gates.insert(twice.gates.begin(), twice.gates.front());
+  EXPECT_NE(refused(twice).find("adds a second one of rank 1"), std::string::npos) << refused(twice);
+
+  PlanOptions three = options;
+  three.world_size = 3;
+  OverlapPlan too_few = plan_tail_free_reduce_scatter(three, {});
+  too_few.gates.erase(too_few.gates.begin());
+  EXPECT_NE(refused(too_few).find("adds 1 of 2"), std::string::npos) << refused(too_few);
 
   OverlapPlan in_the_middle = plan_all_gather_gemm(options, {});
   in_the_middle.gates.front().k_begin = 4;

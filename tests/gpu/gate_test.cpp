@@ -34,7 +34,7 @@ class GatedCase {
     options.resources.compute_units = kSms / variant.blocks_per_tile;
     plan_ = plan_all_gather_gemm(options, {});
     steps_ = cuda::transfer_steps(plan_);
-    needed_ = device_copy(cuda::needed_arrivals(plan_, steps_));
+    needed_ = device_copy(cuda::gate_tables(plan_, steps_).start);
     full_a_ = device_copy(small_integers(variant.type, m_ * k, seed()));
     a_ = device_copy(std::vector<std::uint16_t>(static_cast<std::size_t>(m_ * k), kPoison));
     b_ = device_copy(small_integers(variant.type, n_ * k, seed() + 1));

@@ -235,6 +235,7 @@ GPU_TEST(large_kernel_gemm_offsets_beyond_31_bits) {
                                  .tables = tables.tables(),
                                  .counters = nullptr,
                                  .gates = {},
+                                 .finish = {},
                                  .num_sms = num_device_sms()};
   const cuda::DeviceBuffer reference(0, variant.tile_rows * options.n * 2, "reference");
   const cuda::DeviceBuffer differences = device_copy(std::vector<unsigned>{0});
@@ -287,6 +288,7 @@ GPU_TEST(kernel_gemm_refuses_bad_arguments) {
                                  .ldd = 64,
                                  .tables = tables.tables(),
                                  .gates = {},
+                                 .finish = {},
                                  .num_sms = 8};
   const auto with = [&](auto change) {
     cuda::SignalGemmArguments changed = args;
