@@ -1,8 +1,9 @@
-// Stands in for gpu_run.cpp, gpu_moe_run.cpp and gpu_machine.cpp in builds without CUDA.
+// Stands in for gpu_run.cpp, gpu_moe_run.cpp, gpu_sliced_run.cpp and gpu_machine.cpp in builds without CUDA.
 #include "core/fail.h"
 #include "gpu_machine.h"
 #include "gpu_moe_run.h"
 #include "gpu_run.h"
+#include "sliced_measure.h"
 
 namespace flashoverlap::cli {
 namespace {
@@ -20,6 +21,10 @@ RunResult measure_on_gpus(const RunOptions& /*options*/, const GpuOptions& /*gpu
 }
 
 GpuMoeResult measure_moe_on_gpus(MoeRun& /*run*/, const GpuOptions& /*gpu*/) {
+  refuse();
+}
+
+SlicedResult measure_sliced_on_gpus(const SlicedProblem& /*problem*/, const SlicedRun& /*run*/) {
   refuse();
 }
 

@@ -64,7 +64,10 @@ ProcessResult run(const std::string& line) {
 TEST(GpuCommand, WithoutADeviceThereIsOneLineThatSaysSo) {
   for (const std::string line :
        {"run gemm-all-reduce --backend cuda --dtype bf16",
-        "run gemm-reduce-scatter --backend cuda --dtype bf16", "profile --backend cuda",
+        "run gemm-reduce-scatter --backend cuda --dtype bf16",
+        "run gemm-reduce-scatter --method tail-free --backend cuda --dtype bf16",
+        "run all-gather-gemm --backend cuda --dtype bf16 --ranks 4 --devices 0,0,0,0",
+        "run gemm-all-to-all-heads --backend cuda --dtype f16 --comm local", "profile --backend cuda",
         "profile --backend cuda --ranks 4 --devices 0,1,2,3 --comm local",
         "tune gemm-all-reduce --backend cuda --dtype bf16",
         "tune gemm-all-to-all --backend cuda --dtype f16 --comm copy-engine --measure 2"}) {
@@ -80,7 +83,8 @@ TEST(GpuCommand, WithoutADeviceThereIsOneLineThatSaysSo) {
 }
 
 TEST(GpuCommand, OptionsOfGpusNeedThem) {
-  for (const std::string line : {"run gemm-all-reduce", "profile", "tune gemm-all-reduce"}) {
+  for (const std::string line :
+       {"run gemm-all-reduce", "run all-gather-gemm", "profile", "tune gemm-all-reduce"}) {
     for (const auto& [option, value] :
          {std::pair{"--devices", "0,1"}, {"--sms-communication", "8"}, {"--comm", "local"}}) {
       const ProcessResult result = run(line + " " + option + " " + value);
@@ -89,6 +93,9 @@ TEST(GpuCommand, OptionsOfGpusNeedThem) {
           << line << ": " << result.err;
     }
   }
+  EXPECT_NE(run("run all-gather-gemm --backend cuda --dtype bf16 --machine some.json")
+                .err.find("slices on GPUs are not chosen by simulation yet"),
+            std::string::npos);
   EXPECT_NE(run("tune gemm-all-reduce --backend cuda --link-gbps 5").err.find("NCCL cannot be paced"),
             std::string::npos);
   EXPECT_NE(run("run gemm-all-reduce --sms-communication 8,16 --backend cuda").err.find("'8,16'"),

@@ -1,0 +1,115 @@
+#include "core/fail.h"
+#include "cuda/device.h"
+#include "flashoverlap/cuda_context.h"
+#include "gpu_measure.h"
+#include "gpu_ranks.h"
+#include "sliced_measure.h"
+
+/// `flashoverlap run --backend cuda` for operators whose data travels in slices.
+namespace flashoverlap::cli {
+namespace {
+
+/// A matrix of the rank on its device: what it is for the sliced baseline, and for the other methods.
+class DeviceInput {
+ public:
+  DeviceInput(int device, const Matrix& whole, const Matrix& sliced)
+      : whole_(on_device(device, whole)),
+        sliced_(&sliced == &whole ? cuda::DeviceBuffer() : on_device(device, sliced)),
+        is_one_(&sliced == &whole) {}
+  [[nodiscard]] void* data(Method method) const {
+    return method == Method::kSliced && !is_one_ ? sliced_.data() : whole_.data();
+  }
+
+ private:
+  cuda::DeviceBuffer whole_, sliced_;
+  bool is_one_;
+};
+
+/// One rank on a GPU.
+class GpuSlicedRank final : public SlicedCalls {
+ public:
+  GpuSlicedRank(const std::shared_ptr<Communicator>& communicator, const CudaOptions& cuda_options,
+                const SlicedProblem& p, const std::vector<Inputs>& inputs)
+      : device_(cuda_options.device),
+        scope_(device_),
+        context_(communicator, make_cuda_executor(communicator, cuda_options)),
+        stream_(make_cuda_stream(cuda_options)),
+        op_(make_sliced_operator(context_, p)),
+        data_(p, inputs, static_cast<std::size_t>(communicator->rank()), *op_),
+        a_(device_, data_.a(Method::kOverlap), data_.a(Method::kSliced)),
+        b_(device_, data_.b(Method::kOverlap), data_.b(Method::kSliced)),
+        out_(on_device(device_, data_.out())) {}
+
+  /// Of several calls back to back, see BatchTimer.
+  double time_us(Method method, Mode mode) override {
+    constexpr int kCalls = 5;
+    return timer_.time_us(context_.communicator(), *stream_, kCalls, [&] { run(method, mode, nullptr); });
+  }
+
+  const Matrix& run_afresh(Method method, Timeline* timeline) override {
+    data_.out().poison();
+    write_to(device_, out_, data_.out());
+    run(method, Mode::kRun, timeline);
+    read_from(out_, data_.out(), *stream_);
+    return data_.out();
+  }
+
+  [[nodiscard]] const SlicedData& data() const override { return data_; }
+
+ private:
+  void run(Method method, Mode mode, Timeline* timeline) {
+    op_->run({.a = a_.data(method),
+              .lda = data_.lda(),
+              .b = b_.data(method),
+              .ldb = data_.ldb(),
+              .out = out_.data(),
+              .ldo = data_.out().cols(),
+              .epilogue = {},
+              .stream = native_handle(*stream_)},
+             method, mode, timeline);
+  }
+
+  int device_;
+  cuda::DeviceScope scope_;
+  Context context_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<GemmOperator> op_;
+  SlicedData data_;
+  DeviceInput a_, b_;
+  cuda::DeviceBuffer out_;
+  BatchTimer timer_;
+};
+
+void check_problem(const SlicedProblem& p) {
+  if (p.op == SlicedOp::kFromHeads)
+    core::fail(ErrorKind::kUnsupported, "--backend cuda has no {} yet", name_of(p.op));
+  if (parse_dtype(p.dtype) == DType::kFloat32)
+    core::fail(ErrorKind::kUnsupported, "--backend cuda computes bf16 and f16, not f32; add --dtype bf16");
+}
+
+}  // namespace
+
+SlicedResult measure_sliced_on_gpus(const SlicedProblem& p, const SlicedRun& run) {
+  check_problem(p);
+  const LinkModel link = run.link.is_auto ? LinkModel{} : run.link.model;
+  const GpuRanks ranks(p.ranks, *run.gpu, link);
+  const std::vector<Inputs> inputs = make_sliced_inputs(p);
+  SharedSliced shared;
+  shared.result.link = link;
+  shared.result.parts.explanation = given_parts(p);
+  shared.result.machine = "cuda backend, " + ranks.text();
+  run_ranks(static_cast<int>(p.ranks), {}, [&](const std::shared_ptr<Communicator>& control) {
+    const std::shared_ptr<Communicator> communicator = ranks.connect(control);
+    const SumRounding sums = communicator->name() == "nccl" ? SumRounding::kEverySum : SumRounding::kOnce;
+    try {
+      GpuSlicedRank rank(communicator, ranks.options_of(control->rank()), p, inputs);
+      measure_sliced_rank(rank, control->rank(), run, sums, shared);
+    } catch (const std::exception& error) {
+      communicator->abort(error.what());
+      throw;
+    }
+  });
+  return std::move(shared.result);
+}
+
+}  // namespace flashoverlap::cli
