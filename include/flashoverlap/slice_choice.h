@@ -30,7 +30,6 @@ struct PartsRequest {
   /// there is more to cut and the plans do not get too long to simulate; then, where communication shows, 1,
   /// 2 and 4 channels, and with those that gain, finer parts again.
   SliceCut given = {};
-  bool varies_channels = true;  ///< false: only the builder's own send channels are tried.
   SimulationOptions simulation = {};
 };
 

@@ -48,6 +48,7 @@ class Shape:
     row_sizes: tuple[int, ...] = ()
     column_sizes: tuple[int, ...] = ()
     parts: int = 0
+    send_channels: int = 0
     num_slices: int = 0
 
     def __str__(self) -> str:
@@ -65,7 +66,7 @@ class Shape:
             if sizes
         ]
         words += [
-            f"{name}={value}" for name, value in (("parts", self.parts), ("num_slices", self.num_slices)) if value
+            f"{name}={getattr(self, name)}" for name in ("parts", "send_channels", "num_slices") if getattr(self, name)
         ]
         words.append(f"tile={'x'.join(map(str, self.tile)) or 'auto'}")
         words.append(f"partition={','.join(map(str, self.partition)) or 'auto'}")
@@ -86,6 +87,7 @@ def shape_of(
     row_sizes: Sequence[int] = (),
     column_sizes: Sequence[int] = (),
     parts: int = 0,
+    send_channels: int = 0,
     num_slices: int = 0,
 ) -> Shape:
     """Checks what can be checked without the other ranks."""
@@ -106,6 +108,7 @@ def shape_of(
         tuple(row_sizes),
         tuple(column_sizes),
         count(parts, "parts"),
+        count(send_channels, "send_channels"),
         count(num_slices, "num_slices"),
     )
 
@@ -291,6 +294,7 @@ class GemmOperator:
             row_sizes=list(shape.row_sizes),
             column_sizes=list(shape.column_sizes),
             parts=shape.parts,
+            send_channels=shape.send_channels,
             num_slices=shape.num_slices,
         )
 
@@ -349,6 +353,11 @@ class GemmOperator:
             has, expected = _arrays.LONG_NAMES[inputs.a.dtype], _arrays.LONG_NAMES[self._shape.dtype]
             raise ArgumentTypeError(f"a has type {has}; this operator was made for {expected}")
 
+    def _sliced_rows(self) -> list[int]:
+        if not self._shape.num_slices:
+            raise BadArgumentError(f"{self!r} was made without a sliced baseline; expected num_slices >= 1")
+        return self._core.sliced_rows
+
     def __repr__(self) -> str:
         return f"<flashoverlap.{type(self).__name__} {self._shape}, rank {self.comm.rank} of {self.comm.size}>"
 
@@ -369,12 +378,22 @@ class SlicedGemm(GemmOperator):
         dtype: Any = "float32",
         rows: Sequence[int] | None = None,
         parts: int = 0,
+        send_channels: int = 0,
         num_slices: int = 0,
         tile: Tile = None,
     ) -> None:
         require_communicator(comm)
         sizes = slice_sizes(rows, "rows", comm.size)
         shape = shape_of(
-            self._OPERATION, m, n, k, dtype, tile=tile, row_sizes=sizes, parts=parts, num_slices=num_slices
+            self._OPERATION,
+            m,
+            n,
+            k,
+            dtype,
+            tile=tile,
+            row_sizes=sizes,
+            parts=parts,
+            send_channels=send_channels,
+            num_slices=num_slices,
         )
         super().__init__(comm, shape)

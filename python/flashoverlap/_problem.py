@@ -34,7 +34,7 @@ def _methods_of(operation: str, whole: bool) -> list[str]:
         methods += ["signal", "tail-free"]
     if whole:
         methods.append("serial")
-        if operation in ("gemm-reduce-scatter", "all-gather-gemm", "sharded-weight-gemm", "gradient-reduce-scatter"):
+        if operation in ("gemm-reduce-scatter", *SLICES):
             methods.append("sliced")
     return methods
 
@@ -78,6 +78,7 @@ def problem_of(
     rows: str | Sequence[int] | None = None,
     columns: Sequence[int] | None = None,
     parts: int = 0,
+    send_channels: int = 0,
     num_slices: int = 0,
     destinations: Sequence[Sequence[int]] | None = None,
     tile: Any = None,
@@ -111,6 +112,7 @@ def problem_of(
         rows=slices.rows,
         overlap=method,
         parts=parts,
+        send_channels=send_channels,
         num_slices=num_slices,
     )
     problem = _core.Problem()
@@ -120,6 +122,6 @@ def problem_of(
     problem.dtype, problem.rows, problem.method = shape.dtype, shape.rows, method
     problem.tile, problem.partition = list(shape.tile), list(shape.partition)
     problem.destinations = lists
-    problem.set_slices(list(slices.row_sizes), list(slices.column_sizes), shape.parts)
+    problem.set_slices(list(slices.row_sizes), list(slices.column_sizes), shape.parts, shape.send_channels)
     problem.num_slices, problem.units = shape.num_slices, int(units)
     return problem

@@ -45,9 +45,7 @@ class _GatheringGemm(SlicedGemm):
 
     def sliced_rows(self) -> list[int]:
         """With method="sliced": for each row of ``gathered`` its row in the whole matrix."""
-        if not self._shape.num_slices:
-            raise BadArgumentError(f"{self!r} was made without a sliced baseline; expected num_slices >= 1")
-        return self._core.sliced_rows
+        return self._sliced_rows()
 
     def __call__(
         self, a: Any, b: Any, *, method: str = "auto", gathered: Any = None, stream: Any = None, **options: Any
@@ -74,7 +72,8 @@ class AllGatherGemm(_GatheringGemm):
     """``all_gather_gemm`` for repeated calls of one shape. Making it is collective.
 
     rows: of each rank's slice of a; they sum to m. None: rank r of W has [r·m/W, (r+1)·m/W), rounded down.
-    parts: transfers of each slice, as far as it has so many tiles; 0: chosen.
+    parts: transfers of each slice, as far as it has so many tiles; send_channels: slices that a rank may be sending
+    at a time; 0: chosen.
     num_slices: makes the slicing baseline ready too, for calls with method="sliced": one all-gather for each piece of
     all ranks' slices, with the rows of gathered, residual and out in the order of ``sliced_rows()``.
     """
@@ -86,7 +85,8 @@ class ShardedWeightGemm(_GatheringGemm):
     """``sharded_weight_gemm`` for repeated calls of one shape. Making it is collective.
 
     rows: of each rank's slice of b; they sum to n. None: rank r of W has [r·n/W, (r+1)·n/W), rounded down.
-    parts: transfers of each slice, as far as it has so many tiles; 0: chosen.
+    parts: transfers of each slice, as far as it has so many tiles; send_channels: slices that a rank may be sending
+    at a time; 0: chosen.
     num_slices: makes the slicing baseline ready too, for calls with method="sliced": one all-gather for each piece of
     all ranks' slices, with the rows of gathered and the columns of out, residual and bias in the order of
     ``sliced_rows()``.

@@ -20,7 +20,7 @@ from ._gemm import (
     view_inputs,
     view_outputs,
 )
-from ._options import Tile, carried_out, share, slice_sizes
+from ._options import SLICED_METHODS, Tile, carried_out, share, slice_sizes
 from .ranks import Communicator
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class _HeadGemm(GemmOperator):
     """rows: tokens of each rank; they sum to m. columns: of each rank's heads."""
 
     _OPERATION = ""
+    _METHODS = SLICED_METHODS
 
     def __init__(
         self,
@@ -95,6 +96,8 @@ class _HeadGemm(GemmOperator):
         rows: Sequence[int] | None = None,
         columns: Sequence[int] | None = None,
         parts: int = 0,
+        send_channels: int = 0,
+        num_slices: int = 0,
         tile: Tile = None,
     ) -> None:
         require_communicator(comm)
@@ -108,6 +111,8 @@ class _HeadGemm(GemmOperator):
             row_sizes=slice_sizes(rows, "rows", comm.size),
             column_sizes=slice_sizes(columns, "columns", comm.size),
             parts=parts,
+            send_channels=send_channels,
+            num_slices=num_slices,
         )
         super().__init__(comm, shape)
 
@@ -116,10 +121,17 @@ class GemmAllToAllHeads(_HeadGemm):
     """``gemm_all_to_all_heads`` for repeated calls of one shape. Making it is collective.
 
     m: tokens of all ranks together. rows: tokens of each rank; they sum to m. columns: of b, for each rank's heads;
-    they sum to n. None: rank r of W has [r·m/W, (r+1)·m/W), rounded down. parts: strips that travel; 0: chosen.
+    they sum to n. None: rank r of W has [r·m/W, (r+1)·m/W), rounded down. parts: strips that travel; send_channels:
+    slices that a rank may be sending at a time; 0: chosen.
+    num_slices: makes the slicing baseline ready too, for calls with method="sliced": one all-to-all for each piece of
+    all ranks' rows, with the rows of residual and out in the order of ``sliced_rows()``.
     """
 
     _OPERATION = "gemm-all-to-all-heads"
+
+    def sliced_rows(self) -> list[int]:
+        """With method="sliced": for each row of the output its token."""
+        return self._sliced_rows()
 
     @property
     def rows_from(self) -> list[int]:
@@ -137,7 +149,11 @@ class AllToAllGemm(_HeadGemm):
     """``all_to_all_gemm`` for repeated calls of one shape. Making it is collective.
 
     m: tokens of all ranks together. rows: tokens of each rank; they sum to m. columns: of each rank's heads; they sum
-    to k. None: rank r of W has [r·m/W, (r+1)·m/W), rounded down. parts: strips that travel; 0: chosen.
+    to k. None: rank r of W has [r·m/W, (r+1)·m/W), rounded down. parts: strips that travel; send_channels: slices
+    that a rank may be sending at a time; 0: chosen.
+    num_slices: makes the slicing baseline ready too, for calls with method="sliced": one all-to-all for each piece of
+    all ranks' columns. What is in ``a`` then lies in such pieces, one dense [m, columns of the piece] after the other:
+    piece i of S of c columns has [i·c/S, (i+1)·c/S), rounded down.
     """
 
     _OPERATION = "all-to-all-gemm"

@@ -119,7 +119,8 @@ class GradientReduceScatter(SlicedGemm):
     """``gradient_reduce_scatter`` for repeated calls of one shape. Making it is collective.
 
     rows: of each rank's slice of the gradient; they sum to m. None: rank r of W has [r·m/W, (r+1)·m/W), rounded down.
-    parts: transfers of each slice, as far as it has so many tiles; 0: chosen.
+    parts: transfers of each slice, as far as it has so many tiles; send_channels: slices that a rank may be sending
+    at a time; 0: chosen.
     num_slices: makes the slicing baseline ready too, for calls with method="sliced".
     """
 

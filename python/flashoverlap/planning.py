@@ -188,7 +188,7 @@ def plan(operation: str, **problem: Any) -> list[Plan]:
     problem: m, n, k as the operator's class has them; world_size=2; dtype="float32"; tile=None; units=0 (compute units
     of a rank; 0: this machine's); method="auto", also "serial", and of the class "sliced", "signal", "tail-free".
     Wave groups: partition="auto"; rows="contiguous" (reduce-scatter); destinations (all-to-all: one list per rank).
-    Slices: rows and columns (heads) of each rank; parts=0; num_slices=0.
+    Slices: rows and columns (heads) of each rank; parts=0; send_channels=0; num_slices=0.
     """
     return [Plan(text) for text in _core.make_plans(problem_of(operation, whole=True, **problem))]
 
@@ -270,10 +270,11 @@ def tune(operation: str, *, machine: Any, **problem: Any) -> Tuning:
 
 @dataclass(frozen=True)
 class PartsChoice:
-    """How finely slices should travel. candidates: each number of parts that was simulated, with its time in us."""
+    """How slices should travel. candidates: parts and send_channels that were simulated, with their time in us."""
 
     parts: int
-    candidates: list[tuple[int, float]]
+    send_channels: int
+    candidates: list[tuple[int, int, float]]
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -284,11 +285,12 @@ class PartsChoice:
 
 
 def choose_parts(operation: str, *, machine: Any, **problem: Any) -> PartsChoice:
-    """The ``parts`` with which an operator with slices is quickest on ``machine``, simulated (docs/tail-free.md).
+    """``parts`` and ``send_channels`` with which an operator with slices is quickest on ``machine``, simulated
+    (docs/tail-free.md).
 
-    Arguments: see ``tune``; "gemm_reduce_scatter" with method="tail-free". parts=0 among the candidates: as few as
-    leave no tail where communication takes no longer than computation. ``Communicator.use_tuner`` does the same for
-    operators whose parts are left open.
+    Arguments: see ``tune``; "gemm_reduce_scatter" with method="tail-free". 0 among the candidates: as few parts as
+    leave no tail where communication takes no longer than computation, and the operator's own send_channels.
+    ``Communicator.use_tuner`` does the same for operators whose parts are left open.
     """
     asked = problem_of(operation, **problem)
     if asked.operation in GROUPS and asked.method != "tail-free":

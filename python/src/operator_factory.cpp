@@ -35,12 +35,17 @@ MadeOperator make_gathering(Context& context, const GemmOptions& options, const 
   return made;
 }
 
-template <typename Routing>
-MadeOperator make_all_to_all(Context& context, const GemmOptions& options, const Routing& routing) {
-  auto gemm = std::make_unique<GemmAllToAll>(context, options, routing);
+MadeOperator with_rows_from(std::unique_ptr<GemmAllToAll> gemm) {
   MadeOperator made;
   made.rows_from = gemm->rows_from();
   made.gemm = std::move(gemm);
+  return made;
+}
+
+MadeOperator make_heads(Context& context, const GemmOptions& options, const OperatorOptions& special) {
+  MadeOperator made =
+      with_rows_from(std::make_unique<GemmAllToAll>(context, options, special.slices, special.baseline));
+  made.gathered.sliced = order_of(*made.gemm, context, options.m, SliceAxis::kRows, special);
   return made;
 }
 
@@ -68,6 +73,12 @@ GemmOptions gemm_options(std::int64_t m, std::int64_t n, std::int64_t k, const s
   return options;
 }
 
+HeadSlices slices_of(const std::vector<std::int64_t>& rows, const std::vector<std::int64_t>& columns,
+                     std::int64_t parts, std::int64_t send_channels) {
+  return {.rows = {.sizes = rows, .parts = parts, .send_channels = send_channels},
+          .columns = {.sizes = columns, .parts = parts, .send_channels = send_channels}};
+}
+
 MadeOperator make_gemm_operator(Context& context, std::string_view name, const GemmOptions& options,
                                 const OperatorOptions& special) {
   if (name == "gemm-all-reduce") return plain(std::make_unique<GemmAllReduce>(context, options));
@@ -76,10 +87,11 @@ MadeOperator make_gemm_operator(Context& context, std::string_view name, const G
     return plain(
         std::make_unique<GradientReduceScatter>(context, options, special.slices.rows, special.baseline));
   }
-  if (name == "gemm-all-to-all") return make_all_to_all(context, options, special.destinations);
-  if (name == "gemm-all-to-all-heads") return make_all_to_all(context, options, special.slices);
+  if (name == "gemm-all-to-all")
+    return with_rows_from(std::make_unique<GemmAllToAll>(context, options, special.destinations));
+  if (name == "gemm-all-to-all-heads") return make_heads(context, options, special);
   if (name == "all-to-all-gemm")
-    return plain(std::make_unique<AllToAllGemm>(context, options, special.slices));
+    return plain(std::make_unique<AllToAllGemm>(context, options, special.slices, special.baseline));
   if (name == "all-gather-gemm") {
     return make_gathering<AllGatherGemm>(context, options, special, options.m, SliceAxis::kRows);
   }

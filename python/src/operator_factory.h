@@ -15,6 +15,11 @@ namespace flashoverlap::python {
                                        const std::string& dtype, const std::vector<std::int64_t>& tile,
                                        const std::vector<std::int64_t>& partition);
 
+/// `parts` and `send_channels` of both axes, of which only one is cut finer.
+[[nodiscard]] HeadSlices slices_of(const std::vector<std::int64_t>& rows,
+                                   const std::vector<std::int64_t>& columns, std::int64_t parts,
+                                   std::int64_t send_channels);
+
 /// What only some operators have.
 struct OperatorOptions {
   RowOwnership rows = RowOwnership::kContiguous;
@@ -24,10 +29,10 @@ struct OperatorOptions {
   BaselineOptions baseline;
 };
 
-/// Where the slices of a matrix that is gathered lie in it.
+/// Where the slices of a matrix that is gathered, or of an output along heads, lie in it.
 struct Gathered {
-  std::int64_t first_row = 0;  ///< Of this rank's slice.
-  /// By the sliced baseline: for each row of the matrix as it is gathered its row in the whole one. Empty: no
+  std::int64_t first_row = 0;  ///< Of this rank's slice of what is gathered.
+  /// By the sliced baseline: for each row of the matrix as it arrives its row in the whole one. Empty: no
   /// such baseline.
   std::vector<std::int64_t> sliced;
 };

@@ -190,18 +190,19 @@ void bind_operators(nb::module_& module) {
          std::int64_t n, std::int64_t k, const std::string& dtype, const std::vector<std::int64_t>& tile,
          const std::vector<std::int64_t>& partition, const std::string& rows, const std::string& overlap,
          const std::vector<std::int32_t>& destinations, const std::vector<std::int64_t>& row_sizes,
-         const std::vector<std::int64_t>& column_sizes, std::int64_t parts, std::int64_t num_slices) {
+         const std::vector<std::int64_t>& column_sizes, std::int64_t parts, std::int64_t send_channels,
+         std::int64_t num_slices) {
         return make_gemm(context, name, gemm_options(m, n, k, dtype, tile, partition),
                          {.rows = parse_rows(rows),
                           .overlap = parse_overlap(overlap),
                           .destinations = destinations,
-                          .slices = {.rows = {.sizes = row_sizes, .parts = parts},
-                                     .columns = {.sizes = column_sizes, .parts = parts}},
+                          .slices = slices_of(row_sizes, column_sizes, parts, send_channels),
                           .baseline = {.num_slices = num_slices}});
       },
       nb::arg("context"), nb::arg("name"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("dtype"),
       nb::arg("tile"), nb::arg("partition"), nb::arg("rows"), nb::arg("overlap"), nb::arg("destinations"),
-      nb::arg("row_sizes"), nb::arg("column_sizes"), nb::arg("parts"), nb::arg("num_slices"));
+      nb::arg("row_sizes"), nb::arg("column_sizes"), nb::arg("parts"), nb::arg("send_channels"),
+      nb::arg("num_slices"));
   module.def(
       "owned_rows",
       [](std::int64_t m, std::int64_t tile_m, std::int32_t world_size, std::int32_t rank,

@@ -81,11 +81,9 @@ void bind_problem(nb::module_& module) {
       .def(
           "set_slices",
           [](Problem& self, const std::vector<std::int64_t>& rows, const std::vector<std::int64_t>& columns,
-             std::int64_t parts) {
-            self.slices = {.rows = {.sizes = rows, .parts = parts},
-                           .columns = {.sizes = columns, .parts = parts}};
-          },
-          nb::arg("rows"), nb::arg("columns"), nb::arg("parts"));
+             std::int64_t parts,
+             std::int64_t send_channels) { self.slices = slices_of(rows, columns, parts, send_channels); },
+          nb::arg("rows"), nb::arg("columns"), nb::arg("parts"), nb::arg("send_channels"));
 }
 
 }  // namespace

@@ -157,10 +157,11 @@ nb::dict parts_of_slices(const Problem& problem, const std::string& machine_json
   }
   nb::list candidates;
   for (const PartsCandidate& candidate : choice.candidates) {
-    candidates.append(nb::make_tuple(candidate.cut.parts, candidate.total_us));
+    candidates.append(nb::make_tuple(candidate.cut.parts, candidate.cut.send_channels, candidate.total_us));
   }
   nb::dict dict;
   dict["parts"] = choice.cut.parts;
+  dict["send_channels"] = choice.cut.send_channels;
   dict["candidates"] = candidates;
   dict["reason"] = choice.reason;
   return dict;

@@ -145,7 +145,7 @@ PartsChoice choose_parts(const Problem& problem, const MachineProfile& machine) 
                              }
                              return plan_sliced_call(call, of_rank, plan::SlicedPlan::kTailFree);
                            },
-                       .varies_channels = false},  // as none can be given
+                       .given = {.parts = 0, .send_channels = problem.slices.rows.send_channels}},
                       machine);
 }
 

@@ -49,7 +49,7 @@ def test_plan_of_an_all_to_all():
 SLICES = {
     "all_gather_gemm": (fo.AllGatherGemm, {"rows": [40, 0, 60]}),
     "sharded_weight_gemm": (fo.ShardedWeightGemm, {"rows": [10, 50, 10], "parts": 2}),
-    "gradient_reduce_scatter": (fo.GradientReduceScatter, {"rows": [30, 30, 40]}),
+    "gradient_reduce_scatter": (fo.GradientReduceScatter, {"rows": [30, 30, 40], "send_channels": 1}),
     "gemm_all_to_all_heads": (fo.GemmAllToAllHeads, {"rows": [100, 0, 0], "columns": [20, 30, 20]}),
     "all_to_all_gemm": (fo.AllToAllGemm, {"columns": [8, 8, 16], "parts": 2}),
     "gemm_reduce_scatter": (fo.GemmReduceScatter, {"method": "tail-free"}),
@@ -60,19 +60,16 @@ SLICES = {
 def test_plans_with_slices_are_those_that_the_operators_carry_out(operation):
     make, slices = SLICES[operation]
     problem = {"m": 100, "n": 70, "k": 32, "tile": (16, 16), **slices}
-    sliced = operation in ("all_gather_gemm", "sharded_weight_gemm", "gradient_reduce_scatter")
-    if sliced:
-        problem["num_slices"] = 3
+    problem["num_slices"] = 3
 
     def on_rank(comm):
         operator = make(comm, **problem)
-        return [operator.plan(), operator.plan("serial"), operator.plan("sliced") if sliced else None]
+        return [operator.plan(), operator.plan("serial"), operator.plan("sliced")]
 
     made = fo.run_ranks(3, on_rank, num_threads=2)
     methods = [problem.pop("method", "auto"), "serial", "sliced"]
     for method, plans in zip(methods, zip(*made, strict=True), strict=True):
-        if plans[0] is not None:
-            assert fo.plan(operation, world_size=3, units=2, method=method, **problem) == list(plans)
+        assert fo.plan(operation, world_size=3, units=2, method=method, **problem) == list(plans)
     assert len(made[0][0].to_dict()["transfers"]) > 1
 
 
@@ -91,23 +88,26 @@ def test_a_reduce_scatter_is_planned_as_it_is_called():
 @pytest.mark.parametrize("operation", SLICES)
 def test_slices_are_simulated(operation):
     method = {"method": "tail-free"} if operation == "gemm_reduce_scatter" else {}
-    heads = operation in ("gemm_all_to_all_heads", "all_to_all_gemm")
     call = {"m": 8192, "n": 8192, "k": 4096, "dtype": "float16", "world_size": 4, "machine": "4x-a100-nvlink", **method}
-    simulation = fo.simulate(operation, **call, num_slices=0 if heads else 4)
-    assert simulation == fo.simulate(operation, **call, num_slices=0 if heads else 4)
+    simulation = fo.simulate(operation, **call, num_slices=4)
+    assert simulation == fo.simulate(operation, **call, num_slices=4)
     assert simulation.choice is None
     assert simulation.total_us < simulation.serial_us
-    assert (simulation.sliced_us is None) == heads
+    assert simulation.sliced_us is not None
     assert f"{simulation.exposed_us:.1f} us of communication exposed" in str(simulation)
-    assert ("baseline in slices" in str(simulation)) != heads
+    assert "baseline in slices" in str(simulation)
+    assert fo.simulate(operation, **call).sliced_us is None
     fields = json.loads(json.dumps(simulation.to_dict()))
     assert fields["exposed_us"] == max(rank["exposed_communication_us"] for rank in fields["ranks"])
     parts = fo.choose_parts(operation, **call)
-    assert parts.parts in dict(parts.candidates)
-    assert dict(parts.candidates)[0] == pytest.approx(simulation.total_us)
-    assert min(time for _, time in parts.candidates) <= dict(parts.candidates)[parts.parts]
+    times = {candidate[:2]: candidate[2] for candidate in parts.candidates}
+    assert times[0, 0] == pytest.approx(simulation.total_us)
+    chosen = {"parts": parts.parts, "send_channels": parts.send_channels}
+    assert min(times.values()) <= times[tuple(chosen.values())]
     assert "us simulated" in str(parts)
-    assert fo.simulate(operation, **call, parts=parts.parts).total_us == dict(parts.candidates)[parts.parts]
+    assert fo.simulate(operation, **call, **chosen).total_us == times[tuple(chosen.values())]
+    one = fo.choose_parts(operation, **call, send_channels=1)
+    assert {channels for _, channels, _ in one.candidates} == {one.send_channels} == {1}
 
 
 def test_tune_and_predict():
@@ -150,7 +150,7 @@ def test_simulate():
         (lambda: fo.plan("all_gather_gemm", m=8, n=1, k=1, partition=[1]), ValueError, "has slices in its place"),
         (lambda: fo.plan("all_gather_gemm", m=8, n=1, k=1, method="signal"), ValueError, "method is 'signal'"),
         (lambda: fo.plan("all_gather_gemm", m=8, n=1, k=1, method="sliced"), ValueError, "expected num_slices >= 1"),
-        (lambda: fo.plan("all_to_all_gemm", m=8, n=1, k=1, method="sliced"), ValueError, "method is 'sliced'"),
+        (lambda: fo.plan("gemm_all_reduce", m=8, n=1, k=1, method="sliced"), ValueError, "method is 'sliced'"),
         (lambda: fo.tune("all_gather_gemm", **A800), ValueError, "travels in slices, .* choose_parts and simulate"),
         (lambda: fo.predict("gemm_reduce_scatter", method="tail-free", **A800), ValueError, "travels in slices"),
         (lambda: fo.simulate("gemm_all_reduce", method="serial", **A800), ValueError, "'serial'; expected one of auto"),

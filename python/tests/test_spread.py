@@ -135,8 +135,16 @@ def test_gradient_of_a_sharded_weight_is_summed_over_the_ranks(rows, even, n, sa
     fo.run_ranks(ranks, on_rank, poison_workspace=True)
 
 
-@given(tokens=counts, data=st.data(), k=st.integers(0, 40), tile=tiles, even=st.booleans())
-def test_heads_go_to_their_ranks(tokens, data, k, tile, even):
+@given(
+    tokens=counts,
+    data=st.data(),
+    k=st.integers(0, 40),
+    tile=tiles,
+    even=st.booleans(),
+    channels=st.integers(0, 3),
+    num_slices=st.integers(1, 4),
+)
+def test_heads_go_to_their_ranks(tokens, data, k, tile, even, channels, num_slices):
     ranks, m = len(tokens), sum(tokens)
     columns = data.draw(st.lists(st.integers(0, 70), min_size=ranks, max_size=ranks))
     n = sum(columns)
@@ -158,16 +166,29 @@ def test_heads_go_to_their_ranks(tokens, data, k, tile, even):
         assert fo.gemm_all_to_all_heads(a, weight, out=out, **call) is out
         np.testing.assert_array_equal(out, expected)
         np.testing.assert_array_equal(fo.gemm_all_to_all_heads(a, weight, method="serial", **call), out)
-        operator = fo.GemmAllToAllHeads(comm, m=m, n=n, k=k, rows=tokens, columns=columns, tile=tile)
+        made = {"rows": tokens, "columns": columns, "send_channels": channels, "num_slices": num_slices}
+        operator = fo.GemmAllToAllHeads(comm, m=m, n=n, k=k, tile=tile, **made)
         assert operator.rows_from == tokens
         assert (operator.output_rows, operator.output_columns) == (m, columns[comm.rank])
         np.testing.assert_array_equal(operator(a, weight, **options), out)
+        order = operator.sliced_rows()
+        assert sorted(order) == list(range(m))
+        options["residual"] = residual[order]
+        np.testing.assert_array_equal(operator(a, weight, method="sliced", **options), out[order])
 
     fo.run_ranks(ranks, on_rank, poison_workspace=True)
 
 
-@given(columns=counts, data=st.data(), n=sizes, tile=tiles, even=st.booleans(), parts=st.integers(0, 3))
-def test_rows_come_back_from_their_heads(columns, data, n, tile, even, parts):
+@given(
+    columns=counts,
+    data=st.data(),
+    n=sizes,
+    tile=tiles,
+    even=st.booleans(),
+    parts=st.integers(0, 3),
+    num_slices=st.integers(1, 4),
+)
+def test_rows_come_back_from_their_heads(columns, data, n, tile, even, parts, num_slices):
     ranks, k = len(columns), sum(columns)
     tokens = data.draw(st.lists(st.integers(0, 70), min_size=ranks, max_size=ranks))
     m = sum(tokens)
@@ -186,9 +207,12 @@ def test_rows_come_back_from_their_heads(columns, data, n, tile, even, parts):
         np.testing.assert_array_equal(out, whole[mine] + bias.astype(np.int64))
         serial = fo.all_to_all_gemm(a, weight, comm=comm, tile=tile, bias=bias, method="serial", **slices)
         np.testing.assert_array_equal(serial, out)
-        operator = fo.AllToAllGemm(comm, m=m, n=n, k=k, tile=tile, parts=parts, **slices)
+        operator = fo.AllToAllGemm(comm, m=m, n=n, k=k, tile=tile, parts=parts, num_slices=num_slices, **slices)
         assert (operator.output_rows, operator.output_columns) == (tokens[comm.rank], n)
         np.testing.assert_array_equal(operator(a, weight, bias=bias), out)
+        cuts = [i * a.shape[1] // num_slices for i in range(1, num_slices)]
+        pieces = np.concatenate([piece.ravel() for piece in np.split(a, cuts, axis=1)]).reshape(a.shape)
+        np.testing.assert_array_equal(operator(pieces, weight, bias=bias, method="sliced"), out)
 
     fo.run_ranks(ranks, on_rank, poison_workspace=True)
 
@@ -262,8 +286,10 @@ def test_there_is_a_sliced_baseline_only_where_it_was_asked_for():
             fo.GemmReduceScatter(comm, m=8, n=6, k=8, rows="block-cyclic", num_slices=2)
         with pytest.raises(ValueError, match=r"rank 0 has .* baseline of 2 slices.*, rank 1 .* baseline of 3 slices"):
             fo.ShardedWeightGemm(comm, m=4, n=8, k=8, num_slices=2 + comm.rank)
-        with pytest.raises(ValueError, match="method is 'sliced'; expected one of auto, overlap, serial"):
-            fo.AllToAllGemm(comm, m=8, n=6, k=8)(A[:, :4].copy(), B, method="sliced")
+        with pytest.raises(ValueError, match="was made without a sliced baseline; expected num_slices >= 1"):
+            fo.AllToAllGemm(comm, m=4, n=6, k=8)(A[:, :4].copy(), B, method="sliced")
+        with pytest.raises(ValueError, match="was made without a sliced baseline; expected num_slices >= 1"):
+            fo.GemmAllToAllHeads(comm, m=8, n=6, k=8).sliced_rows()
         return gather(A, B).shape
 
     assert fo.run_ranks(2, on_rank) == [(8, 6), (8, 6)]
@@ -354,6 +380,8 @@ def test_sizes_that_do_not_sum_up_are_an_error_on_all_ranks():
             fo.GemmAllToAllHeads(comm, m=8, n=6, k=8, columns=[3, 4])
         with pytest.raises(ValueError, match="parts is -1; expected an integer >= 0"):
             fo.AllGatherGemm(comm, m=8, n=6, k=8, parts=-1)
+        with pytest.raises(ValueError, match="send_channels is -1; expected an integer >= 0"):
+            fo.AllToAllGemm(comm, m=8, n=6, k=8, send_channels=-1)
         operator = fo.ShardedWeightGemm(comm, m=4, n=6, k=8, rows=[2, 4])
         with pytest.raises(ValueError, match=r"b has shape \[6, 8\]; expected \[rows of this rank, k\]"):
             operator(A, B)

@@ -56,9 +56,17 @@ class Builder {
 
   /// The columns of each rank in `num_slices` pieces: what all ranks have of one comes by one all-to-all.
   void sliced(std::int64_t num_slices) {
-    if (!exchanges(plan_)) return;
+    const bool is_alone = plan_.world_size == 1 && num_slices > 1 && plan_.grid.k() > 0;
+    if (!is_alone && !exchanges(plan_)) return;
     describe_input();
-    for (std::int64_t piece = 0; piece < num_slices; ++piece) exchange_piece(piece, num_slices);
+    for (std::int64_t piece = 0; piece < num_slices; ++piece) {
+      if (is_alone) {
+        const Columns own = piece_of(0, num_slices, piece);
+        add_columns(0, own, BufferKind::kInput, plan_.input_rows * own.begin);
+      } else {
+        exchange_piece(piece, num_slices);
+      }
+    }
     std::ranges::stable_sort(plan_.gates, {}, &Gate::tile);
   }
 

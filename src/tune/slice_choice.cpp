@@ -82,8 +82,7 @@ class CutSearch {
   PartsChoice find() {
     const SliceCut given = request_.given;
     try_parts(given.send_channels);
-    const bool is_open = given.send_channels == 0 && request_.varies_channels;
-    if (is_open && exposed_us_ > (kAlike - 1) * best_us_) {
+    if (given.send_channels == 0 && exposed_us_ > (kAlike - 1) * best_us_) {
       const std::int64_t parts = chosen().cut.parts;
       for (const std::int64_t channels : kTriedChannels) try_cut({parts, channels});
       if (chosen().cut.send_channels > 0) try_parts(chosen().cut.send_channels);

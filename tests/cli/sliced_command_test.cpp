@@ -55,6 +55,14 @@ TEST(SlicedCommand, RunChecksEveryOperator) {
   }
 }
 
+TEST(SlicedCommand, OneRankHasAllOfIt) {
+  for (const std::string op : kOps) {
+    const Json run = json_of("run " + op + " -m 60 -n 44 -k 20 --ranks 1 --iterations 1 --baseline-slices 3");
+    EXPECT_EQ(run.at("correct"), true) << run;
+    EXPECT_EQ(run.at("equals_serial"), true) << run;
+  }
+}
+
 TEST(SlicedCommand, TableNamesWhatIsExposed) {
   const auto result =
       run_command(words_of(std::string("run all-gather-gemm --slices 10,0,50 --iterations 1") + kSmall), {});
