@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <random>
 #include <thread>
 
 #include "check.h"
 #include "flashoverlap/plan_builders.h"
 #include "gpu_case.h"
+#include "gpu_random.h"
 #include "gpu_test.h"
 
 namespace flashoverlap::gpu_test {
@@ -170,17 +170,6 @@ class GatherCall {
   DeviceMatrix a_, b_, out_, bias_;
 };
 
-class Random {
- public:
-  explicit Random(std::uint64_t salt) : engine_(seed() * 1'000'003 + salt) {}
-  std::int64_t pick(std::int64_t low, std::int64_t high) {
-    return std::uniform_int_distribution<std::int64_t>(low, high)(engine_);
-  }
-
- private:
-  std::mt19937_64 engine_;
-};
-
 // fp16 is exact up to 2048: k up to 160. A and B are dense, so k says how they are aligned.
 GatherCase random_gather(Random& random, int world_size, bool of_weight) {
   GatherCase call;
@@ -191,14 +180,7 @@ GatherCase random_gather(Random& random, int world_size, bool of_weight) {
   call.num_slices = random.pick(0, 3);
   call.seed = random.pick(0, 1000);
   call.with_epilogue = random.pick(0, 1) == 1;
-  call.slices.parts = random.pick(0, 3);
-  if (random.pick(0, 1) == 1) {
-    std::vector<std::int64_t> ends{0, call.gathered()};
-    for (int r = 1; r < world_size; ++r)
-      ends.push_back(random.pick(0, 2) == 0 ? 0 : random.pick(0, call.gathered()));
-    std::sort(ends.begin(), ends.end());
-    for (std::size_t r = 0; r < index(world_size); ++r) call.slices.sizes.push_back(ends[r + 1] - ends[r]);
-  }
+  call.slices = random.slices(call.gathered(), world_size);
   return call;
 }
 
@@ -212,14 +194,6 @@ void random_gathers(bool of_weight, std::uint64_t salt) {
       }
     }
   }
-}
-
-GroupOptions few_sms(CommunicatorKind kind) {
-  GroupOptions options;
-  options.world_size = world_sizes().front();
-  options.kind = kind;
-  options.compute_sms = 8;
-  return options;
 }
 
 }  // namespace

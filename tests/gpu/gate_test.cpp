@@ -7,7 +7,7 @@
 #include "counter_table.h"
 #include "device_plan.h"
 #include "flashoverlap/plan_builders.h"
-#include "gemm_choice.h"
+#include "gemm_case.h"
 #include "gemm_reference.h"
 #include "gpu_test.h"
 #include "wait.h"
@@ -134,13 +134,6 @@ class GatedCase {
   cuda::SignalGemmArguments arguments_;
   cudaStream_t compute_ = nullptr, transfers_ = nullptr;
 };
-
-std::vector<const cuda::SignalGemmVariant*> all_variants() {
-  std::vector<const cuda::SignalGemmVariant*> all = cuda::variants_for(0, DType::kBFloat16);
-  const auto halves = cuda::variants_for(0, DType::kFloat16);
-  all.insert(all.end(), halves.begin(), halves.end());
-  return all;
-}
 
 }  // namespace
 

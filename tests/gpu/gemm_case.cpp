@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "gemm_choice.h"
 #include "gpu_test.h"
 
 namespace flashoverlap::gpu_test {
@@ -28,6 +29,13 @@ void expect_equal(const cuda::DeviceBuffer& got, const std::vector<std::uint16_t
 }
 
 }  // namespace
+
+std::vector<const cuda::SignalGemmVariant*> all_variants() {
+  std::vector<const cuda::SignalGemmVariant*> all = cuda::variants_for(0, DType::kBFloat16);
+  const auto halves = cuda::variants_for(0, DType::kFloat16);
+  all.insert(all.end(), halves.begin(), halves.end());
+  return all;
+}
 
 GemmCase::GemmCase(OverlapPlan plan, const cuda::SignalGemmVariant& variant, int num_weights, int num_sms,
                    const Strides& strides, std::uint64_t seed)

@@ -13,6 +13,9 @@
 
 namespace flashoverlap::gpu_test {
 
+/// Those that run on device 0, of both types.
+std::vector<const cuda::SignalGemmVariant*> all_variants();
+
 /// Element distances beyond the row length, and pointer offsets, in elements: for operands that are not
 /// aligned.
 struct Strides {

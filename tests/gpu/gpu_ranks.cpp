@@ -93,6 +93,14 @@ std::string why_no_nccl(int world_size) {
   }
 }
 
+GroupOptions few_sms(CommunicatorKind kind) {
+  GroupOptions options;
+  options.world_size = world_sizes().front();
+  options.kind = kind;
+  options.compute_sms = 8;
+  return options;
+}
+
 std::vector<CommunicatorKind> kinds_for(int world_size) {
   std::vector<CommunicatorKind> kinds{CommunicatorKind::kLocal, CommunicatorKind::kTwoStep,
                                       CommunicatorKind::kCopyEngine};

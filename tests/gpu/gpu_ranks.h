@@ -52,6 +52,10 @@ struct GroupOptions {
   std::string gemm_variant;
 };
 
+/// The smallest world, in which each rank computes on 8 SMs: several waves, so that tiles wait for each
+/// other.
+GroupOptions few_sms(CommunicatorKind kind);
+
 /// One rank: its communicator, its context and a stream on its SMs.
 struct Rank {
   int rank = 0;

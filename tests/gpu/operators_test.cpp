@@ -1,30 +1,15 @@
 // Operators on the GPU: random shapes against exact integer references, both methods, all world sizes that
 // share one GPU.
 #include <algorithm>
-#include <random>
 
 #include "flashoverlap/plan_builders.h"
 #include "gemm_choice.h"
 #include "gpu_case.h"
+#include "gpu_random.h"
 #include "gpu_test.h"
 
 namespace flashoverlap::gpu_test {
 namespace {
-
-class Random {
- public:
-  explicit Random(std::uint64_t salt) : engine_(seed() * 1'000'003 + salt) {}
-  std::int64_t pick(std::int64_t low, std::int64_t high) {
-    return std::uniform_int_distribution<std::int64_t>(low, high)(engine_);
-  }
-  template <class T>
-  T one_of(std::initializer_list<T> values) {
-    return *(values.begin() + pick(0, std::ssize(values) - 1));
-  }
-
- private:
-  std::mt19937_64 engine_;
-};
 
 // Rows of A and B begin at multiples of 16 bytes, whatever k is.
 std::int64_t aligned_padding(std::int64_t k, std::int64_t extra) {

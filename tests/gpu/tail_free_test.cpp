@@ -2,11 +2,11 @@
 // all-to-all along heads on the GPU, compared with exact integers.
 #include <algorithm>
 #include <numeric>
-#include <random>
 #include <thread>
 
 #include "flashoverlap/plan_builders.h"
 #include "gpu_case.h"
+#include "gpu_random.h"
 #include "gpu_test.h"
 
 namespace flashoverlap::gpu_test {
@@ -188,27 +188,6 @@ class TailFreeCall {
   DeviceMatrix a_, b_, out_, bias_;
 };
 
-class Random {
- public:
-  explicit Random(std::uint64_t salt) : engine_(seed() * 1'000'003 + salt) {}
-  std::int64_t pick(std::int64_t low, std::int64_t high) {
-    return std::uniform_int_distribution<std::int64_t>(low, high)(engine_);
-  }
-  SliceOptions slices(std::int64_t size, int world_size) {
-    SliceOptions slices;
-    slices.parts = pick(0, 3);
-    if (pick(0, 1) == 0) return slices;
-    std::vector<std::int64_t> ends{0, size};
-    for (int r = 1; r < world_size; ++r) ends.push_back(pick(0, 2) == 0 ? 0 : pick(0, size));
-    std::sort(ends.begin(), ends.end());
-    for (std::size_t r = 0; r < index(world_size); ++r) slices.sizes.push_back(ends[r + 1] - ends[r]);
-    return slices;
-  }
-
- private:
-  std::mt19937_64 engine_;
-};
-
 // Sums of 4 ranks: k up to 160 in fp16, up to 16 in bf16.
 TailFreeCase random_case(Random& random, int world_size, bool to_heads) {
   TailFreeCase call;
@@ -239,14 +218,6 @@ void random_cases(bool to_heads, std::uint64_t salt) {
       }
     }
   }
-}
-
-GroupOptions few_sms(CommunicatorKind kind) {
-  GroupOptions options;
-  options.world_size = world_sizes().front();
-  options.kind = kind;
-  options.compute_sms = 8;
-  return options;
 }
 
 }  // namespace
