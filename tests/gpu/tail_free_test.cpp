@@ -203,7 +203,7 @@ TailFreeCase random_case(Random& random, int world_size, bool to_heads) {
   if (to_heads) call.columns = random.slices(call.n, world_size);
   call.num_slices = random.pick(0, 3);
   call.seed = random.pick(0, 1000);
-  call.padding = random.pick(0, 2) == 0 ? 0 : random.pick(1, 2) * 4;
+  call.padding = 8 * random.pick(0, 2);
   call.with_epilogue = random.pick(0, 1) == 1;
   return call;
 }

@@ -171,11 +171,12 @@ TEST(OtherWorkWhile, NothingIsLeftItWaits) {
   EXPECT_LE(asked, waits + 1) << "once for each wait and at the end, never again while it waits";
 }
 
-/// What both ranks say when rank 0's work throws. Rank 1 sends nothing before.
+/// What both ranks say when rank 0's work throws. Rank 1 sends nothing before that call has ended: it could be
+/// done with its own before it hears of the error.
 std::vector<std::string> errors_of_work(bool gathers, const std::function<void(const SliceArrived&)>& work) {
-  std::atomic<bool> begun{false};
+  std::atomic<bool> failed{false};
   std::vector<ExecutorHooks> hooks(2);
-  hooks[1].before_transfer = [&](std::int64_t) { wait_until([&] { return begun.load(); }); };
+  hooks[1].before_transfer = [&](std::int64_t) { wait_until([&] { return failed.load(); }); };
   return run_with_hooks(hooks, 2, [&](Context& context, int rank) {
     std::unique_ptr<GemmOperator> op;
     if (gathers) {
@@ -187,12 +188,16 @@ std::vector<std::string> errors_of_work(bool gathers, const std::function<void(c
     Operands operands = call.operands();
     if (rank == 0) {
       operands.other_work = [&](const SliceArrived& has_arrived) {
-        begun = true;
         work(has_arrived);
         return true;
       };
     }
-    (*op)(operands);
+    try {
+      (*op)(operands);
+    } catch (const Error&) {
+      failed = true;
+      throw;
+    }
   });
 }
 
