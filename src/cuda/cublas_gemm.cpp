@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <mutex>
 
 #include "check.h"
 #include "core/fail.h"
@@ -15,6 +17,17 @@ constexpr int kMaxAlgorithms = 16;
 void check_cublas(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   core::fail(ErrorKind::kDevice, "{}: {}", call, cublasLtGetStatusString(status));
+}
+
+// One for each device, until the process ends: cublasLtDestroy waits for the device, where another rank's
+// GEMM may wait for what this rank sends next. The device must be current.
+cublasLtHandle_t handle_of(int device) {
+  static std::mutex mutex;
+  static std::map<int, cublasLtHandle_t> handles;
+  const std::scoped_lock lock(mutex);
+  cublasLtHandle_t& handle = handles[device];
+  if (handle == nullptr) check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
+  return handle;
 }
 
 cudaDataType_t cuda_type(DType dtype) {
@@ -43,7 +56,7 @@ cublasLtMatrixLayout_t make_layout(cudaDataType_t type, std::int64_t rows, std::
 CublasGemm::CublasGemm(int device, DType dtype, const Shape& shape, int num_sms)
     : device_(device), shape_(shape), workspace_(device, kWorkspaceBytes, "cuBLAS") {
   const DeviceScope scope(device);
-  check_cublas(cublasLtCreate(&handle_), "cublasLtCreate");
+  handle_ = handle_of(device);
   // cuBLAS is column-major: it sees Dᵀ[n,m] = Bᵀ-stored-as-B · Aᵀ.
   check_cublas(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
                "cublasLtMatmulDescCreate");
@@ -85,7 +98,6 @@ CublasGemm::~CublasGemm() {
   cublasLtMatrixLayoutDestroy(layout_b_);
   cublasLtMatrixLayoutDestroy(layout_d_);
   cublasLtMatmulDescDestroy(operation_);
-  cublasLtDestroy(handle_);
 }
 
 void CublasGemm::measure(const void* a, const void* b, void* d, cudaStream_t stream) {

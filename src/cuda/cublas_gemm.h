@@ -48,7 +48,7 @@ class CublasGemm {
 
   int device_;
   Shape shape_;
-  cublasLtHandle_t handle_ = nullptr;
+  cublasLtHandle_t handle_ = nullptr;  // the device's, not owned
   cublasLtMatmulDesc_t operation_ = nullptr;
   cublasLtMatrixLayout_t layout_a_ = nullptr;
   cublasLtMatrixLayout_t layout_b_ = nullptr;

@@ -28,8 +28,7 @@ bool is_plain(const Epilogue& e) {
 // A plan that overlaps nothing: one group, and one transfer behind it. A rank that has no message of its own
 // must still take part where others have some.
 bool is_serial(const OverlapPlan& plan) {
-  const bool is_single =
-      plan.groups.size() <= 1 && plan.transfers.size() <= 1 && plan.messages_per_pair == 0;
+  const bool is_single = plan.groups.size() <= 1 && plan.transfers.size() <= 1 && plan.messages_per_pair == 0;
   return is_single && plan.world_size > 1 && SerialBaseline::can_run(plan);
 }
 

@@ -87,14 +87,25 @@ int current_device() {
   return device;
 }
 
+namespace {
+
+// A block of the driver's of its own for what other processes open: they can open only whole blocks, and an
+// allocation that shares one with another that was open before not at all.
+std::size_t shareable_size(std::size_t size) {
+  constexpr std::size_t kBlock = std::size_t{2} << 20;
+  return (size + kBlock - 1) / kBlock * kBlock;
+}
+
+}  // namespace
+
 DeviceBuffer::DeviceBuffer(int device, std::int64_t bytes, std::string_view purpose, DeviceMemory kind)
     : bytes_(bytes), device_(device), kind_(kind) {
   if (bytes == 0) return;
   const DeviceScope scope(device);
   const auto size = static_cast<std::size_t>(bytes);
   const cudaStream_t stream = memory_stream(device);
-  const cudaError_t status =
-      kind == DeviceMemory::kShareable ? cudaMalloc(&data_, size) : cudaMallocAsync(&data_, size, stream);
+  const cudaError_t status = kind == DeviceMemory::kShareable ? cudaMalloc(&data_, shareable_size(size))
+                                                              : cudaMallocAsync(&data_, size, stream);
   if (status == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
     std::size_t available = 0;

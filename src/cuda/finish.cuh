@@ -39,6 +39,8 @@ __device__ __forceinline__ uint4 load_received(const std::uint16_t* from, int co
 /// The finish gates of one walk over the schedule: positions first, first + step, … as in ScheduleWalk.
 template <bool kIsBf16>
 class TileSum {
+  using Packed = Vector<std::conditional_t<kIsBf16, __nv_bfloat16, __half>>;
+
  public:
   using Params = DeviceFinish;
   static constexpr bool kAdds = true;
@@ -57,31 +59,59 @@ class TileSum {
   /// Whether anything is added to the tile.
   [[nodiscard]] __device__ bool adds() const { return adds_; }
 
-  /// Elements [col, col + 8) of row `row` of the tile, `own` of which this rank has computed.
-  [[nodiscard]] __device__ uint4 sum(const TileWork& work, int row, int col, const uint4& own) const {
-    const std::int64_t at = static_cast<std::int64_t>(row) * work.cols + col;
-    const int cols = work.cols - col;
-    float values[kVectorElements] = {};
-#pragma unroll 2
-    for (int s = 0; s <= params_.others; ++s) {
-      const Packed part{s == params_.lower ? own : load_received(received() + offset_of(s) + at, cols)};
-      float operand[kVectorElements];
-      part.unpack(operand);
-      // No 0 + x, which would lose the sign of -0.
-#pragma unroll
-      for (int i = 0; i < kVectorElements; ++i) values[i] = s == 0 ? operand[i] : values[i] + operand[i];
-    }
-    return Packed::pack(values).bits;
+  [[nodiscard]] __device__ int num_ranks() const { return params_.others + 1; }
+  /// Whether `rank` is this one, whose part of the tile it has computed itself.
+  [[nodiscard]] __device__ bool is_own(int rank) const { return rank == params_.lower; }
+
+  /// What another rank has sent of elements [col, col + 8) of row `row` of the tile.
+  [[nodiscard]] __device__ uint4 part(const TileWork& work, int row, int col, int rank) const {
+    return load_received(address(work, row, col, rank), work.cols - col);
+  }
+  /// The same where the tile's parts `are_vectors`.
+  [[nodiscard]] __device__ uint4 part_vector(const TileWork& work, int row, int col, int rank) const {
+    return __ldcg(reinterpret_cast<const uint4*>(address(work, row, col, rank)));
+  }
+  /// Whether all 8 elements from every eighth column on are there, and lie as 16 bytes do.
+  [[nodiscard]] __device__ bool are_vectors(const TileWork& work) const {
+    std::int64_t all =
+        work.cols | static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(received()) / 2);
+#pragma unroll 1
+    for (int s = 0; s < params_.others; ++s) all |= __ldg(offsets_ + s);
+    return all % kVectorElements == 0;
   }
 
- private:
-  using Packed = Vector<std::conditional_t<kIsBf16, __nv_bfloat16, __half>>;
+  /// 8 elements of the sum, to which the ranks' parts are added in their order.
+  class Sum {
+   public:
+    __device__ Sum() { clear(); }
+    __device__ void add(const uint4& part) {
+      float operand[kVectorElements];
+      Packed{part}.unpack(operand);
+#pragma unroll
+      for (int i = 0; i < kVectorElements; ++i) values_[i] += operand[i];
+    }
+    __device__ uint4 take() {
+      const uint4 bits = Packed::pack(values_).bits;
+      clear();
+      return bits;
+    }
 
+   private:
+    __device__ void clear() {
+#pragma unroll
+      for (float& value : values_) value = -0.0F;  // 0 + x would lose the sign of -0
+    }
+    float values_[kVectorElements];
+  };
+
+ private:
   [[nodiscard]] __device__ const std::uint16_t* received() const {
     return static_cast<const std::uint16_t*>(params_.received);
   }
-  [[nodiscard]] __device__ std::int64_t offset_of(int rank) const {
-    return __ldg(offsets_ + (rank < params_.lower ? rank : rank - 1));
+  [[nodiscard]] __device__ const std::uint16_t* address(const TileWork& work, int row, int col,
+                                                        int rank) const {
+    const int other = rank < params_.lower ? rank : rank - 1;
+    return received() + __ldg(offsets_ + other) + static_cast<std::int64_t>(row) * work.cols + col;
   }
 
   const Params& params_;

@@ -31,9 +31,12 @@ Found allocation_of(const void* pointer) {
 }  // namespace
 
 IpcMemory::~IpcMemory() {
-  for (const auto& [owner, allocations] : opened_) {
-    for (const auto& [allocation, here] : allocations) (void)cudaIpcCloseMemHandle(here);
-  }
+  for (const auto& [owner, allocations] : opened_) close_all_of(owner);
+}
+
+void IpcMemory::close_all_of(int owner) {
+  for (const auto& [allocation, here] : opened_[owner]) (void)cudaIpcCloseMemHandle(here);
+  opened_[owner].clear();
 }
 
 SharedAddress IpcMemory::share(const void* pointer) {
@@ -71,7 +74,13 @@ void* IpcMemory::open(int owner, const SharedAddress& address) {
                  owner, kMaxOpen);
     }
     void* here = nullptr;
-    const cudaError_t status = cudaIpcOpenMemHandle(&here, address.handle, cudaIpcMemLazyEnablePeerAccess);
+    cudaError_t status = cudaIpcOpenMemHandle(&here, address.handle, cudaIpcMemLazyEnablePeerAccess);
+    if (status == cudaErrorAlreadyMapped && !allocations.empty()) {
+      (void)cudaGetLastError();
+      close_all_of(owner);
+      took_back_ = true;
+      status = cudaIpcOpenMemHandle(&here, address.handle, cudaIpcMemLazyEnablePeerAccess);
+    }
     if (status != cudaSuccess) {
       (void)cudaGetLastError();
       core::fail(ErrorKind::kUnsupported,

@@ -30,11 +30,16 @@ class IpcMemory {
   /// Error(kUnsupported) for memory that is not from cudaMalloc; null stays null.
   SharedAddress share(const void* pointer);
 
-  /// The same memory here, of rank `owner`, a process other than this. Stays open until the end of this
-  /// object: closing waits for the device, where a GEMM may be waiting for what is copied next. So memory
-  /// that its owner frees is not free before that. Error(kUnsupported) where this device cannot address it,
-  /// Error(kOutOfMemory) for more than kMaxOpen allocations of one rank.
+  /// The same memory here, of rank `owner`, a process other than this. Stays open, since closing waits for
+  /// the device, where a GEMM may be waiting for what is copied next; so memory that its owner frees is not
+  /// free before that. Where the owner has since allocated anew what is still open here, which the driver
+  /// refuses to open again, all of that owner's is closed first: see took_back. Error(kUnsupported) where
+  /// this device cannot address it, Error(kOutOfMemory) for more than kMaxOpen allocations of one rank.
   void* open(int owner, const SharedAddress& address);
+
+  /// Whether `open` has closed what it gave out before the last call of this: such addresses must be asked
+  /// for again.
+  bool took_back() { return std::exchange(took_back_, false); }
 
   static constexpr std::size_t kMaxOpen = 1024;
 
@@ -45,8 +50,11 @@ class IpcMemory {
   };
   using Allocation = std::pair<std::uint64_t, std::uint64_t>;  // where it begins, and which one there
 
+  void close_all_of(int owner);
+
   std::map<std::uint64_t, Shared> shared_;             // by where it begins
   std::map<int, std::map<Allocation, void*>> opened_;  // by owner
+  bool took_back_ = false;
 };
 
 }  // namespace flashoverlap::cuda

@@ -82,7 +82,7 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
     serial_ = std::make_unique<SerialBaseline>(device, plan_);
   } else {
     steps_ = transfer_steps(plan_);
-    has_messages_only_ = is_messages_from_the_start(plan_, steps_);
+    has_messages_only_ = !sends_results() && is_messages_from_the_start(plan_, steps_);
     const GateTables gates = gate_tables(plan_, steps_);
     start_ = upload_gates(device, gates.start);
     finish_ = upload_gates(device, gates.finish);

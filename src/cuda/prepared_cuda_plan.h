@@ -65,7 +65,8 @@ class PreparedCudaPlan final : public PreparedPlan {
 
   /// The calls to the communicator, in the order in which they are issued.
   [[nodiscard]] const std::vector<TransferStep>& steps() const { return steps_; }
-  /// Whether they are all sends and receives of one channel that wait for nothing, and there are some.
+  /// Whether they are all sends and receives of one channel that wait for nothing, and there are some. If so,
+  /// then on every rank.
   [[nodiscard]] bool has_messages_only() const { return has_messages_only_; }
   [[nodiscard]] bool has_gates() const { return !plan_.gates.empty(); }
 

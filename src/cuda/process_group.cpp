@@ -178,6 +178,12 @@ PeerCall ProcessGroup::read(int rank) {
   return call;
 }
 
+void ProcessGroup::read_others() {
+  for (int r = 0; r < size(); ++r) {
+    if (r != meeting_.rank()) calls_[index(r)] = read(r);
+  }
+}
+
 const std::vector<PeerCall>& ProcessGroup::meet(PeerCall call) {
   throw_if_failed();
   const std::string what = describe(call);
@@ -195,8 +201,12 @@ const std::vector<PeerCall>& ProcessGroup::meet(PeerCall call) {
   meeting_.meet([&] { return "local " + what; });
   calls_[index(meeting_.rank())] = std::move(call);
   or_fail([&] {
-    for (int r = 0; r < size(); ++r) {
-      if (r != meeting_.rank()) calls_[index(r)] = read(r);
+    read_others();
+    if (memory_.took_back()) read_others();
+    if (memory_.took_back()) {
+      core::fail(ErrorKind::kUnsupported,
+                 "memory of other ranks cannot be addressed from here all at a time: each must come from a "
+                 "cudaMalloc of at least 2 MiB");
     }
     if (const std::string why = mismatch(calls_); !why.empty())
       core::fail(ErrorKind::kCommunication, "{}", why);

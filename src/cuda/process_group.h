@@ -43,6 +43,7 @@ class ProcessGroup final : public PeerGroup {
   void try_memory(Communicator& control);
   void write(const PeerCall& call);
   [[nodiscard]] PeerCall read(int rank);
+  void read_others();
   [[nodiscard]] SharedCall& slot(int rank) const;
 
   const int device_;

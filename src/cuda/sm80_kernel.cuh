@@ -230,7 +230,12 @@ __device__ __forceinline__ void store_tile(const KernelParams& params, const Til
     if (to == nullptr) continue;
     uint4 elements = *reinterpret_cast<const uint4*>(shared + row * Config::kOutputStride + col);
     if constexpr (Finish::kAdds) {
-      if (finish.adds()) elements = finish.sum(work, row, col, elements);
+      if (finish.adds()) {
+        typename Finish::Sum sum;
+        for (int rank = 0; rank < finish.num_ranks(); ++rank)
+          sum.add(finish.is_own(rank) ? elements : finish.part(work, row, col, rank));
+        elements = sum.take();
+      }
     }
     store_vector(to + col, elements, work.cols - col);
   }

@@ -64,6 +64,7 @@ struct Kernel {
     static constexpr int kAccumulators =
         Config::kTileM * Config::kTileN / (Config::kWarpgroupThreads * (Config::kIsPingpong ? 1 : 2));
     static constexpr std::uint32_t kAdding = kAccumulators > 128 ? 56 : 88;
+    static constexpr int kLoadsAhead = kAccumulators > 128 ? 4 : 8;
     static constexpr std::uint32_t kProducer = Finish::kAdds ? kAdding : 40;
     static constexpr std::uint32_t kConsumer = !Finish::kAdds ? 232 : kAccumulators > 128 ? 224 : 208;
   };
@@ -233,16 +234,18 @@ struct Kernel {
   static __device__ void store(const Params& params, Storage& storage, const Place& place, int consumer,
                                const typename Finish::Params& finish_params) {
     const StoreParams out = store_params(params);
-    ChunkStorer<kSlots, Config::kPlanTileN> storer(out, storage.staging[consumer],
-                                                   storage.staging_barriers[consumer], place.lane);
+    ChunkStorer<kSlots, Config::kPlanTileN, Registers<Finish>::kLoadsAhead> storer(
+        out, storage.staging[consumer], storage.staging_barriers[consumer], place.lane);
     Finish finish(finish_params, params.tables.num_positions, first_position(place, consumer), stride(place));
     std::uint32_t finished = 0;
     ptx::wait_for_previous_kernels();
     for (ScheduleWalk walk = consumer_walk(params, place, consumer); !walk.done(); walk.advance()) {
       const TileWork& work = walk.work();
       finish.begin_tile();
+#pragma unroll(Finish::kAdds ? 1 : Config::kAtomsPerWarpgroup)
       for (int atom = 0; atom < Config::kAtomsPerWarpgroup; ++atom) {
         const int atom_row = Config::kIsPingpong ? atom * 64 : atom * 128 + consumer * 64;
+#pragma unroll(Finish::kAdds ? 1 : Config::kTileN / kChunkCols)
         for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk) {
           storer.store(work,
                        {.row = place.block_row() * Config::kTileM + atom_row,

@@ -171,8 +171,8 @@ TEST(OtherWorkWhile, NothingIsLeftItWaits) {
   EXPECT_LE(asked, waits + 1) << "once for each wait and at the end, never again while it waits";
 }
 
-/// What both ranks say when rank 0's work throws. Rank 1 sends nothing before that call has ended: it could be
-/// done with its own before it hears of the error.
+/// What both ranks say when rank 0's work throws. Rank 1 sends nothing before that call has ended: it could
+/// be done with its own before it hears of the error.
 std::vector<std::string> errors_of_work(bool gathers, const std::function<void(const SliceArrived&)>& work) {
   std::atomic<bool> failed{false};
   std::vector<ExecutorHooks> hooks(2);
