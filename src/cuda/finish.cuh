@@ -1,4 +1,4 @@
-// The device side of finish gates: what a storing role does before and while it stores each tile.
+// The device side of finish gates: what is done with a tile before it is stored.
 #pragma once
 
 #include <type_traits>
@@ -48,7 +48,7 @@ class TileSum {
   __device__ TileSum(const Params& params, int num_positions, int first, int step)
       : params_(params), gate_(params.gates, num_positions, first, step), next_(first), step_(step) {}
 
-  /// Until the next tile of the walk may be stored. By whole warps.
+  /// Until the next tile of the walk may be added up. By whole warps.
   __device__ void begin_tile() {
     gate_.wait();
     offsets_ = params_.offsets + static_cast<std::int64_t>(next_) * params_.others;

@@ -139,7 +139,8 @@ void launch_restore(const RestoreParams& params, cudaStream_t stream) {
   check_params(params);
   const bool is_norm = params.epilogue.rms_norm_weight != nullptr;
   const int rings = std::max(1, params.sums.count) + (params.epilogue.residual != nullptr ? 1 : 0);
-  const int most_bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  constexpr int kStaticBytes = 1024;  // at least what a kernel has of its own
+  const int most_bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kStaticBytes;
   Launch launch;
   for (int choice = is_aligned(params) ? 0 : kChoices - 1; choice < kChoices; ++choice) {
     launch = choose_kernel(params.dtype, is_norm, params.sums.count > 0, choice, params.n);
@@ -149,8 +150,9 @@ void launch_restore(const RestoreParams& params, cudaStream_t stream) {
   if (launch.ring_bytes == 0) {
     launch.kernel<<<static_cast<unsigned>(params.rows), launch.threads, 0, stream>>>(params);
   } else {
+    // Not shared_bytes: between this and the launch another thread may set what its own call needs.
     FLASHOVERLAP_CUDA_CHECK(
-        cudaFuncSetAttribute(launch.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+        cudaFuncSetAttribute(launch.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_bytes));
     const std::int64_t stretches = (params.n + launch.cols - 1) / launch.cols;
     const std::int64_t at_once = std::max<std::int64_t>(1, resident_blocks(launch, shared_bytes) / stretches);
     const dim3 grid(static_cast<unsigned>(std::min(params.rows, at_once)), static_cast<unsigned>(stretches));

@@ -1,7 +1,8 @@
 // The signal GEMM of sm_90a: a persistent, warp-specialised kernel layer around CUTLASS's main loop.
 //
 // Roles of a block's three warpgroups: the first is the producer (warp 0 loads operands with the copy engine,
-// warps 2 and 3 are the store warps of the two consumers, warp 1 idles), the other two multiply. Every role
+// warps 2 and 3 are the store warps of the two consumers, warp 1 idles), the other two multiply, and add what
+// other ranks have sent (finish.h). Every role
 // walks the schedule by itself: a cluster takes positions p = cluster, cluster + clusters, ... Source of the
 // scheme: arXiv 2504.19519, section 3; there the signal is raised by the block that computes, here by a warp
 // that does nothing else.
@@ -57,17 +58,12 @@ struct Kernel {
   using PipelineState = typename Mainloop::PipelineState;
   using Element = typename Config::Element;
   static constexpr int kSlots = Config::kStagingSlots;
-  // A store warp that adds needs more than one that only starts copies: 88 without spilling any, which the
-  // consumers can spare where a thread has 128 accumulators, but not where it has 192.
-  template <class Finish>
-  struct Registers {
-    static constexpr int kAccumulators =
-        Config::kTileM * Config::kTileN / (Config::kWarpgroupThreads * (Config::kIsPingpong ? 1 : 2));
-    static constexpr std::uint32_t kAdding = kAccumulators > 128 ? 56 : 88;
-    static constexpr int kLoadsAhead = kAccumulators > 128 ? 4 : 8;
-    static constexpr std::uint32_t kProducer = Finish::kAdds ? kAdding : 40;
-    static constexpr std::uint32_t kConsumer = !Finish::kAdds ? 232 : kAccumulators > 128 ? 224 : 208;
-  };
+  static constexpr std::uint32_t kProducerRegisters = 40;
+  static constexpr std::uint32_t kConsumerRegisters = 232;
+  // Of add_to_chunk: what the accumulators of a thread leave room for.
+  static constexpr int kLoadsAhead =
+      Config::kTileM * Config::kTileN / (Config::kWarpgroupThreads * (Config::kIsPingpong ? 1 : 2)) > 128 ? 4
+                                                                                                          : 8;
 
   enum ProducerWarp { kLoadWarp = 0, kFirstStoreWarp = 2 };
 
@@ -117,15 +113,15 @@ struct Kernel {
     }
 
     if (place.warpgroup == 0) {
-      cutlass::arch::warpgroup_reg_dealloc<Registers<Finish>::kProducer>();
+      cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
       if (place.warp_in_group == kLoadWarp) {
         load<Gate>(params, storage, pipeline, place, gates);
       } else if (place.warp_in_group >= kFirstStoreWarp) {
-        store<Finish>(params, storage, place, place.warp_in_group - kFirstStoreWarp, finish);
+        store(params, storage, place, place.warp_in_group - kFirstStoreWarp);
       }
     } else {
-      cutlass::arch::warpgroup_reg_alloc<Registers<Finish>::kConsumer>();
-      multiply(params, storage, pipeline, order, place, place.warpgroup - 1);
+      cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+      multiply<Finish>(params, storage, pipeline, order, place, place.warpgroup - 1, finish);
     }
   }
 
@@ -181,8 +177,10 @@ struct Kernel {
     mainloop.load_tail(pipeline, state);
   }
 
+  template <class Finish>
   static __device__ void multiply(const Params& params, Storage& storage, Pipeline& pipeline,
-                                  typename Storage::Order& order, const Place& place, int consumer) {
+                                  typename Storage::Order& order, const Place& place, int consumer,
+                                  const typename Finish::Params& finish_params) {
     using namespace cute;
     Mainloop mainloop;
     typename Config::TiledMma tiled_mma;
@@ -192,6 +190,8 @@ struct Kernel {
     PipelineState state;
     StagingState<kSlots> staging;
     if (Config::kIsPingpong && consumer == 1) state.advance(k_tiles);
+    Finish finish(finish_params, params.tables.num_positions, first_position(place, consumer), stride(place));
+    if constexpr (Finish::kAdds) ptx::wait_for_previous_kernels();  // the count of arrivals begins anew
 
     for (ScheduleWalk walk = consumer_walk(params, place, consumer); !walk.done(); walk.advance()) {
       Tensor accumulators = partition_fragment_C(tiled_mma, take<0, 2>(typename Config::TileShape{}));
@@ -200,21 +200,38 @@ struct Kernel {
       if constexpr (Config::kIsPingpong) order.arrive();
       mainloop.mma_tail(pipeline, state, k_tiles);
       state.advance(Config::kIsPingpong ? 2 * k_tiles : k_tiles);
-      stage_tile(storage, accumulators, staging, consumer, place);
+      finish.begin_tile();
+      stage_tile(storage, accumulators, staging, consumer, place, walk.work(), finish);
     }
   }
 
-  template <class Accumulators>
+  // Of the tile's chunk in this row of 64-row atoms and column of chunks.
+  static __device__ ChunkPosition chunk_position(const Place& place, int consumer, int atom, int chunk) {
+    const int atom_row = Config::kIsPingpong ? atom * 64 : atom * 128 + consumer * 64;
+    return {.row = place.block_row() * Config::kTileM + atom_row,
+            .col = place.block_col() * Config::kTileN + chunk * kChunkCols};
+  }
+
+  template <class Accumulators, class Finish>
   static __device__ void stage_tile(Storage& storage, const Accumulators& accumulators,
-                                    StagingState<kSlots>& staging, int consumer, const Place& place) {
+                                    StagingState<kSlots>& staging, int consumer, const Place& place,
+                                    const TileWork& work, const Finish& finish) {
     auto& barriers = storage.staging_barriers[consumer];
     CUTLASS_PRAGMA_UNROLL
     for (int atom = 0; atom < Config::kAtomsPerWarpgroup; ++atom) {
       CUTLASS_PRAGMA_UNROLL
       for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk) {
         wait_barrier(&barriers.empty[staging.slot], staging.phase ^ 1);
-        stage_chunk<kIsBf16>(storage.staging[consumer].chunks[staging.slot], accumulators,
-                             atom * (Config::kTileN / 2) + chunk * 32, place.warp_in_group, place.lane);
+        std::uint8_t* const staged = storage.staging[consumer].chunks[staging.slot];
+        stage_chunk<kIsBf16>(staged, accumulators, atom * (Config::kTileN / 2) + chunk * 32,
+                             place.warp_in_group, place.lane);
+        if constexpr (Finish::kAdds) {
+          if (finish.adds()) {
+            __syncwarp();
+            add_to_chunk<kLoadsAhead>(work, chunk_position(place, consumer, atom, chunk), staged,
+                                      place.warp_in_group, place.lane, finish);
+          }
+        }
         ptx::fence_proxy_async_shared();
         __syncwarp();
         if (place.lane == 0) ptx::mbarrier_arrive_release_cta(&barriers.full[staging.slot]);
@@ -230,28 +247,17 @@ struct Kernel {
             .slab_map = &params.slab_map};
   }
 
-  template <class Finish>
-  static __device__ void store(const Params& params, Storage& storage, const Place& place, int consumer,
-                               const typename Finish::Params& finish_params) {
+  static __device__ void store(const Params& params, Storage& storage, const Place& place, int consumer) {
     const StoreParams out = store_params(params);
-    ChunkStorer<kSlots, Config::kPlanTileN, Registers<Finish>::kLoadsAhead> storer(
-        out, storage.staging[consumer], storage.staging_barriers[consumer], place.lane);
-    Finish finish(finish_params, params.tables.num_positions, first_position(place, consumer), stride(place));
+    ChunkStorer<kSlots, Config::kPlanTileN> storer(out, storage.staging[consumer],
+                                                   storage.staging_barriers[consumer], place.lane);
     std::uint32_t finished = 0;
     ptx::wait_for_previous_kernels();
     for (ScheduleWalk walk = consumer_walk(params, place, consumer); !walk.done(); walk.advance()) {
       const TileWork& work = walk.work();
-      finish.begin_tile();
-#pragma unroll(Finish::kAdds ? 1 : Config::kAtomsPerWarpgroup)
       for (int atom = 0; atom < Config::kAtomsPerWarpgroup; ++atom) {
-        const int atom_row = Config::kIsPingpong ? atom * 64 : atom * 128 + consumer * 64;
-#pragma unroll(Finish::kAdds ? 1 : Config::kTileN / kChunkCols)
-        for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk) {
-          storer.store(work,
-                       {.row = place.block_row() * Config::kTileM + atom_row,
-                        .col = place.block_col() * Config::kTileN + chunk * kChunkCols},
-                       finish);
-        }
+        for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk)
+          storer.store(work, chunk_position(place, consumer, atom, chunk));
       }
       storer.finish_tile();
       ++finished;

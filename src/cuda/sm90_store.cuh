@@ -25,6 +25,8 @@ constexpr int kChunkRows = 64;
 constexpr int kChunkCols = 64;
 constexpr int kChunkBytes = kChunkRows * kChunkCols * 2;
 constexpr int kWarpgroupWarps = 4;
+constexpr int kWarpRows = kChunkRows / kWarpgroupWarps;
+constexpr int kRowsPerStep = 4;  // that a warp copies or adds at a time, eight lanes a row
 
 template <int kSlots>
 struct alignas(1024) StagingBuffer {
@@ -84,6 +86,76 @@ __device__ __forceinline__ void stage_chunk(std::uint8_t* chunk, const Accumulat
   }
 }
 
+// A chunk's first row and column within its plan tile.
+struct ChunkPosition {
+  int row;
+  int col;
+};
+
+// One lane's part of what a warp has of a chunk that becomes a sum: its rows, each with the ranks' parts in
+// their order.
+struct SumWalk {
+  int row;
+  int rank = 0;
+
+  // Whether the row is complete.
+  __device__ bool advance(int num_ranks) {
+    if (++rank < num_ranks) return false;
+    rank = 0;
+    row += kRowsPerStep;
+    return true;
+  }
+};
+
+// Makes the 16 rows of a chunk that this warp has staged the sum over all ranks, where they lie. A warp has
+// little to hide the way to memory behind but its own loads, so kAhead of them are on their way at a time. By
+// the warps that multiply: done by the store warp alone it took three times as long as the tile's product
+// (seen on an H200).
+template <int kAhead, class Finish>
+__device__ __forceinline__ void add_to_chunk(const TileWork& work, const ChunkPosition& at,
+                                             std::uint8_t* chunk, int warp_in_group, int lane,
+                                             const Finish& finish) {
+  const int vector = lane & 7;
+  const int col = at.col + vector * 8;
+  const int first = warp_in_group * kWarpRows;
+  const int end = min(first + kWarpRows, work.rows - at.row);
+  if (col >= work.cols) return;
+  const auto own = [&](int row) { return reinterpret_cast<uint4*>(chunk + swizzled_offset(row, vector)); };
+  typename Finish::Sum sum;
+  SumWalk added{first + (lane >> 3)};
+  const auto add = [&](const uint4& part) {
+    const int row = added.row;
+    sum.add(part);
+    if (added.advance(finish.num_ranks())) *own(row) = sum.take();
+  };
+  if (!finish.are_vectors(work)) {
+#pragma unroll 1
+    while (added.row < end) {
+      add(finish.is_own(added.rank) ? *own(added.row)
+                                    : finish.part(work, at.row + added.row, col, added.rank));
+    }
+    return;
+  }
+  SumWalk loaded = added;
+#pragma unroll 1
+  while (added.row < end) {
+    uint4 parts[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (loaded.row < end) {
+        parts[i] = finish.is_own(loaded.rank)
+                       ? *own(loaded.row)
+                       : finish.part_vector(work, at.row + loaded.row, col, loaded.rank);
+      }
+      (void)loaded.advance(finish.num_ranks());
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (added.row < end) add(parts[i]);
+    }
+  }
+}
+
 // What a store warp needs to know about the output; constant over the launch.
 struct StoreParams {
   OutputParams output;
@@ -92,14 +164,6 @@ struct StoreParams {
   const void* whole_map;  // the packed buffer as rows of tile_cols elements, boxes of 64 x 64
   const void* slab_map;   // the same, boxes of slab_rows x 64
 };
-
-// A chunk's first row and column within its plan tile.
-struct ChunkPosition {
-  int row;
-  int col;
-};
-
-constexpr int kRowsPerStep = 4;  // of a warp, eight lanes a row
 
 // The general path: the warp copies the chunk row by row to wherever each row belongs.
 template <int kTileCols>
@@ -116,66 +180,6 @@ __device__ __forceinline__ void copy_chunk_rows(const StoreParams& params, const
     std::uint16_t* const to = row_address<kTileCols>(params.output, work, at.row + row);
     if (to == nullptr) continue;
     store_vector(to + col, *reinterpret_cast<const uint4*>(chunk + swizzled_offset(row, vector)), cols_left);
-  }
-}
-
-// One lane's part of a chunk that becomes a sum: its rows, each with the ranks' parts in their order.
-struct SumWalk {
-  int row;
-  int rank = 0;
-
-  // Whether the row is complete.
-  __device__ bool advance(int num_ranks) {
-    if (++rank < num_ranks) return false;
-    rank = 0;
-    row += kRowsPerStep;
-    return true;
-  }
-};
-
-// Makes a chunk the sum over all ranks, where it lies. One warp has nothing to hide the way to memory behind
-// but its own loads, so kAhead of them are on their way at a time: one after the other they took seven times
-// as long as the tile's product (seen on an H200).
-template <int kAhead, class Finish>
-__device__ __forceinline__ void add_to_chunk(const TileWork& work, const ChunkPosition& at,
-                                             std::uint8_t* chunk, int lane, const Finish& finish) {
-  const int vector = lane & 7;
-  const int col = at.col + vector * 8;
-  const int rows = min(kChunkRows, work.rows - at.row);
-  if (col >= work.cols) return;
-  const auto own = [&](int row) { return reinterpret_cast<uint4*>(chunk + swizzled_offset(row, vector)); };
-  typename Finish::Sum sum;
-  SumWalk added{lane >> 3};
-  const auto add = [&](const uint4& part) {
-    const int row = added.row;
-    sum.add(part);
-    if (added.advance(finish.num_ranks())) *own(row) = sum.take();
-  };
-  if (!finish.are_vectors(work)) {
-#pragma unroll 1
-    while (added.row < rows) {
-      add(finish.is_own(added.rank) ? *own(added.row)
-                                    : finish.part(work, at.row + added.row, col, added.rank));
-    }
-    return;
-  }
-  SumWalk loaded = added;
-#pragma unroll 1
-  while (added.row < rows) {
-    uint4 parts[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (loaded.row < rows) {
-        parts[i] = finish.is_own(loaded.rank)
-                       ? *own(loaded.row)
-                       : finish.part_vector(work, at.row + loaded.row, col, loaded.rank);
-      }
-      (void)loaded.advance(finish.num_ranks());
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (added.row < rows) add(parts[i]);
-    }
   }
 }
 
@@ -219,26 +223,18 @@ __device__ __forceinline__ void bulk_store_chunk(const StoreParams& params, cons
   ptx::bulk_commit_group();
 }
 
-// One store warp's side of the staging ring. kAhead: see add_to_chunk.
-template <int kSlots, int kTileCols, int kAhead>
+// One store warp's side of the staging ring.
+template <int kSlots, int kTileCols>
 class ChunkStorer {
  public:
-  __device__ ChunkStorer(const StoreParams& params, StagingBuffer<kSlots>& buffer,
+  __device__ ChunkStorer(const StoreParams& params, const StagingBuffer<kSlots>& buffer,
                          StagingBarriers<kSlots>& barriers, int lane)
       : params_(params), buffer_(buffer), barriers_(barriers), lane_(lane) {}
 
   // Takes the next chunk from the ring and starts or does its copy.
-  template <class Finish>
-  __device__ void store(const TileWork& work, const ChunkPosition& at, const Finish& finish) {
+  __device__ void store(const TileWork& work, const ChunkPosition& at) {
     wait_barrier(&barriers_.full[state_.slot], state_.phase);
-    std::uint8_t* const chunk = buffer_.chunks[state_.slot];
-    if constexpr (Finish::kAdds) {
-      if (finish.adds()) {
-        add_to_chunk<kAhead>(work, at, chunk, lane_, finish);
-        ptx::fence_proxy_async_shared();
-        __syncwarp();
-      }
-    }
+    const std::uint8_t* chunk = buffer_.chunks[state_.slot];
     if (is_bulk_chunk(params_, work, at)) {
       if (lane_ == 0) {
         bulk_store_chunk(params_, work, at, chunk);
@@ -282,7 +278,7 @@ class ChunkStorer {
   }
 
   const StoreParams& params_;
-  StagingBuffer<kSlots>& buffer_;
+  const StagingBuffer<kSlots>& buffer_;
   StagingBarriers<kSlots>& barriers_;
   int lane_;
   bool is_reading_ = false;  // the copy engine may still read the slot before state_
