@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <set>
 
 #include "core/fail.h"
 #include "cuda/gemm_choice.h"
@@ -12,22 +11,16 @@
 namespace flashoverlap::cli {
 namespace {
 
-constexpr int kSharedSms = 24;
-
 std::vector<int> measured_sms(const GpuOptions& gpu, bool shares_devices) {
   if (!gpu.communication_sms.empty()) return {gpu.communication_sms.begin(), gpu.communication_sms.end()};
-  if (shares_devices) return {kSharedSms};  // SMs of the ranks depend on it
+  if (shares_devices) return {gpu.sms(true)};  // SMs of the ranks depend on it
   return gpu.communicator == "copy-engine" ? std::vector{0, 2} : std::vector{24, 16, 8};
-}
-
-bool has_repeated(const std::vector<int>& devices) {
-  return std::set<int>(devices.begin(), devices.end()).size() < devices.size();
 }
 
 }  // namespace
 
 GpuMachine gpu_machine(std::int64_t ranks, const GpuOptions& gpu) {
-  const cuda::RankPlacement placement = place_on_gpus(ranks, gpu, gpu.sms());
+  const cuda::RankPlacement placement = place_on_gpus(ranks, gpu);
   const Provenance found = cuda::describe_machine(placement);
   return {.identity = {.device = found.device, .driver = found.driver, .libraries = found.libraries},
           .units = placement.units,
@@ -36,7 +29,7 @@ GpuMachine gpu_machine(std::int64_t ranks, const GpuOptions& gpu) {
 }
 
 std::vector<TileShape> gpu_tiles(const ProblemOptions& problem, const GpuOptions& gpu) {
-  const cuda::RankPlacement placement = place_on_gpus(problem.ranks, gpu, gpu.sms());
+  const cuda::RankPlacement placement = place_on_gpus(problem.ranks, gpu);
   CudaOptions options = placement.ranks.front();
   options.sums = SumBy::kCommunicator;  // nothing is added here
   const auto alone = make_local_gpu_communicators({options.device}).front();

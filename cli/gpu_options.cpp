@@ -6,13 +6,16 @@
 namespace flashoverlap::cli {
 namespace {
 
-// With NCCL beside a GEMM on an H200, as quick as with all SMs (docs/gpu-cluster.md).
-constexpr int kDefaultSms = 24;
+// NCCL beside a GEMM on an H200 is as quick with these as with all SMs (docs/gpu-cluster.md).
+constexpr int kNcclSms = 24;
+constexpr int kLocalSms = 16;
 
 }  // namespace
 
-int GpuOptions::sms() const {
-  return communication_sms.empty() ? kDefaultSms : static_cast<int>(communication_sms.front());
+int GpuOptions::sms(bool shares_devices) const {
+  if (!communication_sms.empty()) return static_cast<int>(communication_sms.front());
+  if (shares_devices || communicator == "nccl") return kNcclSms;
+  return communicator == "local" ? kLocalSms : 0;
 }
 
 void check_backend(const GpuOptions& gpu) {

@@ -21,8 +21,9 @@ struct GpuOptions {
   std::vector<std::int64_t> communication_sms;
 
   [[nodiscard]] bool on_gpus() const { return backend == "cuda"; }
-  /// The first one, or what `run` takes where nothing else is known.
-  [[nodiscard]] int sms() const;
+  /// The first one, or what `run` takes where nothing else is known. `shares_devices`: whether several ranks
+  /// are on one device.
+  [[nodiscard]] int sms(bool shares_devices) const;
 };
 
 enum class SmsOption { kOne, kSeveral };
@@ -38,6 +39,7 @@ void add_gpu_options(CLI::App& app, const std::shared_ptr<GpuOptions>& options,
                      SmsOption sms = SmsOption::kOne,
                      const std::string& sms_description =
                          "SMs of each device that the GEMM leaves to communication;\n"
-                         "when not given: 24");
+                         "when not given: 24 for NCCL and where ranks share a device, 16 for local,\n"
+                         "0 for copy-engine");
 
 }  // namespace flashoverlap::cli

@@ -2,6 +2,8 @@
 
 #include <fmt/ranges.h>
 
+#include <set>
+
 #include "core/fail.h"
 #include "cuda/device.h"
 #include "flashoverlap/cuda_context.h"
@@ -34,12 +36,17 @@ cuda::Transport transport_of(const GpuOptions& gpu) {
   return gpu.communicator == "copy-engine" ? cuda::Transport::kCopyEngine : cuda::Transport::kNccl;
 }
 
-cuda::RankPlacement place_on_gpus(std::int64_t ranks, const GpuOptions& gpu, int communication_sms) {
-  return cuda::place_ranks(devices_of(ranks, gpu), communication_sms, transport_of(gpu));
+bool has_repeated(const std::vector<int>& devices) {
+  return std::set<int>(devices.begin(), devices.end()).size() < devices.size();
+}
+
+cuda::RankPlacement place_on_gpus(std::int64_t ranks, const GpuOptions& gpu) {
+  const std::vector<int> devices = devices_of(ranks, gpu);
+  return cuda::place_ranks(devices, gpu.sms(has_repeated(devices)), transport_of(gpu));
 }
 
 GpuRanks::GpuRanks(std::int64_t ranks, const GpuOptions& options, const LinkModel& link)
-    : placement_(place_on_gpus(ranks, options, options.sms())) {
+    : placement_(place_on_gpus(ranks, options)) {
   const bool is_nccl = placement_.transport == cuda::Transport::kNccl;
   if (is_nccl && link.bandwidth_gbps > 0) {
     core::fail(ErrorKind::kUnsupported,

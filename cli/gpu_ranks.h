@@ -19,8 +19,10 @@ namespace flashoverlap::cli {
 
 [[nodiscard]] cuda::Transport transport_of(const GpuOptions& gpu);
 
-[[nodiscard]] cuda::RankPlacement place_on_gpus(std::int64_t ranks, const GpuOptions& gpu,
-                                                int communication_sms);
+/// Whether several ranks are on one device.
+[[nodiscard]] bool has_repeated(const std::vector<int>& devices);
+
+[[nodiscard]] cuda::RankPlacement place_on_gpus(std::int64_t ranks, const GpuOptions& gpu);
 
 /// Where the ranks run, on which SMs, and how they exchange.
 class GpuRanks {

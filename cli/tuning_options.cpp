@@ -75,7 +75,7 @@ std::string default_profile_path(std::int64_t ranks, std::int64_t threads) {
 
 std::string default_gpu_profile_path(std::int64_t ranks, const GpuOptions& gpu, const GpuMachine& machine) {
   // Ranks that share a device have as many SMs as their number and the communication leave them.
-  const std::string shared = machine.shares_devices ? fmt::format("-sharing-{}", gpu.sms()) : "";
+  const std::string shared = machine.shares_devices ? fmt::format("-sharing-{}", gpu.sms(true)) : "";
   return beside_cache(fmt::format("gpus-{}-{}{}.json", ranks, gpu.communicator, shared));
 }
 

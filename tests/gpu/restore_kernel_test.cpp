@@ -1,8 +1,12 @@
 // The restore kernels against the formula in float64, over random bands and pieces, aligned and not.
+#include <algorithm>
 #include <cmath>
 #include <random>
+#include <thread>
 
+#include "check.h"
 #include "core/half.h"
+#include "cuda_stream.h"
 #include "device_plan.h"
 #include "flashoverlap/plan_builders.h"
 #include "gemm_reference.h"
@@ -227,6 +231,35 @@ GPU_TEST(kernel_restore_rms_norm_aligned) {
 }
 GPU_TEST(kernel_restore_rms_norm_unaligned) {
   run_cases(true, false);
+}
+
+// Ranks that are threads launch the same kernel with different shared memory at the same time.
+GPU_TEST(kernel_restore_of_several_threads) {
+  constexpr std::int64_t kRows = 8, kCols = 4096;
+  constexpr int kThreads = 3, kLaunches = 500;
+  std::vector<std::string> errors(kThreads);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      try {
+        const cuda::DeviceBuffer memory(0, 2 * kRows * kCols * 2, "matrices");
+        const cuda::CudaStream stream(0, cuda::CudaStream::Priority::kLow);
+        cuda::RestoreParams params;
+        params.rows = kRows;
+        params.n = params.source_ld = params.ldo = kCols;
+        params.source = memory.data();
+        params.out = static_cast<char*>(memory.data()) + kRows * kCols * 2;
+        params.sums.count = 2 + 3 * t;
+        std::fill_n(params.sums.sources, params.sums.count, memory.data());
+        for (int i = 0; i < kLaunches; ++i) cuda::launch_restore(params, stream.get());
+        FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(stream.get()));
+      } catch (const std::exception& error) {
+        errors[static_cast<std::size_t>(t)] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& error : errors) GPU_EXPECT(error.empty(), error);
 }
 
 GPU_TEST(kernel_restore_refuses_bad_arguments) {
