@@ -129,13 +129,14 @@ std::unique_ptr<PreparedPlan> CudaExecutor::prepare(OverlapPlan plan) {
                                   options_.gemm_variant);
   }
   if (!as_serial && !plan.gates.empty()) check_room_for_arrivals(plan);
+  retired_->drop_finished();
   auto prepared = std::make_unique<PreparedCudaPlan>(options_.device, std::move(plan), std::move(variants),
                                                      as_serial, options_.sums);
   reserve_workspace(*prepared);
   for (std::size_t i = 0; i < prepared->steps().size(); ++i)
     (void)channel(stream_of(prepared->plan(), prepared->steps()[i], i));
   (void)channel(0);
-  return prepared;
+  return std::make_unique<OwnedCudaPlan>(std::move(prepared), retired_);
 }
 
 void CudaExecutor::reserve_workspace(PreparedCudaPlan& plan) {
@@ -225,8 +226,9 @@ void CudaExecutor::throw_if_wait_failed() {
 }
 
 void CudaExecutor::execute(PreparedPlan& prepared, const Operands& operands, Mode mode, Timeline* timeline) {
-  auto* const plan = dynamic_cast<PreparedCudaPlan*>(&prepared);
-  if (plan == nullptr) core::fail(ErrorKind::kBadArgument, "the plan was prepared by another executor");
+  auto* const owned = dynamic_cast<OwnedCudaPlan*>(&prepared);
+  if (owned == nullptr) core::fail(ErrorKind::kBadArgument, "the plan was prepared by another executor");
+  PreparedCudaPlan* const plan = &owned->get();
   const DeviceScope scope(options_.device);
   throw_if_wait_failed();
   if (!plan->knows(operands)) {
@@ -279,6 +281,7 @@ void CudaExecutor::give_up_call(const Call& call) noexcept {
     }
     call_done_.record(call.stream);
     has_call_ = true;
+    call.prepared.mark_use(call.stream);
   } catch (const Error&) {  // the device itself has failed
   }
 }
@@ -329,6 +332,7 @@ void CudaExecutor::enqueue(Call& call) {
   if (!call.is_captured) {
     call_done_.record(call.stream);
     has_call_ = true;
+    call.prepared.mark_use(call.stream);
   }
 }
 

@@ -10,6 +10,7 @@
 #include "device.h"
 #include "event_log.h"
 #include "flashoverlap/cuda_context.h"
+#include "owned_cuda_plan.h"
 #include "peer_reader.h"
 #include "prepared_cuda_plan.h"
 #include "sm_partition.h"
@@ -83,6 +84,7 @@ class CudaExecutor final : public Executor {
   std::vector<std::unique_ptr<CudaStream>> channels_;
   std::unique_ptr<CudaStream> compute_stream_;  // where the caller's stream is not on the rank's own SMs
   std::shared_ptr<Workspace> workspace_;
+  std::shared_ptr<RetiredPlans> retired_ = std::make_shared<RetiredPlans>();
   Event start_;
   Event gemm_done_;
   std::vector<Event> channel_done_;

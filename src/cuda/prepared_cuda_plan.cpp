@@ -31,8 +31,9 @@ bool adds_in_packed_buffer(const OverlapPlan& plan) {
     return (transfer.kind == TransferKind::kAllReduce || transfer.kind == TransferKind::kReduceScatter) &&
            transfer.source.buffer == BufferKind::kPacked;
   };
-  return !plan.transfers.empty() && !plan.restore.bands.empty() &&
-         plan.restore.source == BufferKind::kPacked &&
+  // A rank that keeps no row restores nothing, but what the others do it does too.
+  const bool is_restored = !plan.restore.bands.empty() || plan.output_rows * plan.output_cols == 0;
+  return !plan.transfers.empty() && is_restored && plan.restore.source == BufferKind::kPacked &&
          std::all_of(plan.transfers.begin(), plan.transfers.end(), is_sum);
 }
 

@@ -22,13 +22,13 @@ struct Workspace {
   DeviceBuffer memory;
 };
 
-class PreparedCudaPlan final : public PreparedPlan {
+class PreparedCudaPlan {
  public:
   /// `sums`: who adds up partial sums.
   PreparedCudaPlan(int device, OverlapPlan plan, std::vector<const SignalGemmVariant*> variants,
                    bool as_serial, SumBy sums);
 
-  [[nodiscard]] const OverlapPlan& plan() const override { return plan_; }
+  [[nodiscard]] const OverlapPlan& plan() const { return plan_; }
   /// Bytes of workspace: packed and received buffer, the other ranks' partial sums where they are added here
   /// and, for an output with gaps between its rows, one without.
   [[nodiscard]] std::int64_t workspace_bytes() const;
@@ -82,6 +82,16 @@ class PreparedCudaPlan final : public PreparedPlan {
   /// [m, n] scratch for Mode::kPlainGemm, taken on first use.
   void* plain_output();
 
+  /// After everything of a call is in `stream`.
+  void mark_use(cudaStream_t stream) {
+    used_.record(stream);
+    is_used_ = true;
+  }
+  /// Whether the device still works with the tables.
+  [[nodiscard]] bool is_in_use() const noexcept {
+    return is_used_ && cudaEventQuery(used_.get()) == cudaErrorNotReady;
+  }
+
  private:
   struct Key {
     const void* a = nullptr;
@@ -125,6 +135,8 @@ class PreparedCudaPlan final : public PreparedPlan {
   std::vector<Operands> known_;
   std::size_t next_known_ = 0;
   DeviceBuffer plain_output_;
+  Event used_;
+  bool is_used_ = false;
 };
 
 }  // namespace flashoverlap::cuda

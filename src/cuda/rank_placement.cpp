@@ -64,7 +64,9 @@ RankPlacement place_ranks(const std::vector<int>& devices, int communication_sms
     }
   }
   const int share = communication_sms / static_cast<int>(most);
-  placement.max_ctas = std::max(1, share);
+  // Where no SM is left to them, no kernel of theirs runs beside a GEMM, so they need not be few.
+  constexpr int kAlone = 32;
+  placement.max_ctas = share > 0 ? share : kAlone;
   const auto& first = placement.ranks.front();
   placement.units =
       first.partition.compute == nullptr ? num_sms(first.device) : first.partition.compute->num_sms() + share;

@@ -26,7 +26,7 @@ class MoeLayer::Backward {
         gradients_(gradients),
         overlaps_(method == Method::kOverlap) {
     reserve_buffers();
-    s_.prepare(s_.backward_plans, method, intermediate_, middle_);
+    s_.prepare(s_.backward_plans, s_.earlier_backward_plans, method, intermediate_, middle_);
   }
 
   /// Gradients by the activated rows, from those by the results.

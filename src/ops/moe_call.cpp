@@ -186,18 +186,21 @@ void MoeLayer::State::start_call(const MoeRouting& routing, const MoeCounts& cou
   call = std::move(next);
 }
 
-void MoeLayer::State::prepare(Plans& plans, Method method, std::int64_t dispatch_n,
+void MoeLayer::State::prepare(Plans& plans, Plans& earlier, Method method, std::int64_t dispatch_n,
                               std::int64_t combine_k) const {
   const MoePlanOptions wanted = plan_options(method);
   const auto key = [](const MoePlanOptions& o) {
     return std::tuple(o.padding, o.order, o.transport, o.segment_bands, o.collective_groups,
                       o.resources.compute_units, o.resources.communication_units);
   };
-  if (plans.dispatch != nullptr && key(plans.options) == key(wanted) &&
-      plans.counts.rows == call->counts.rows && plans.dispatch_n == dispatch_n &&
-      plans.combine_k == combine_k) {
-    return;
-  }
+  const auto is_wanted = [&](const Plans& made) {
+    return made.dispatch != nullptr && key(made.options) == key(wanted) &&
+           made.counts.rows == call->counts.rows && made.dispatch_n == dispatch_n &&
+           made.combine_k == combine_k;
+  };
+  if (is_wanted(plans)) return;
+  std::swap(plans, earlier);
+  if (is_wanted(plans)) return;
   Executor& executor = context.executor();
   plans.dispatch = executor.prepare(plan_moe_dispatch(wanted, call->counts, dispatch_n, options.hidden));
   plans.combine = executor.prepare(plan_moe_combine(wanted, call->counts, options.hidden, combine_k));

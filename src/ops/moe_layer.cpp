@@ -177,7 +177,8 @@ MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& r
     std::int64_t own_begin = 0;
     for (std::int64_t e = 0; e < s.first; ++e) own_begin += s.call->counts.at(plan.rank, e);
     s.call->places = ops::make_row_places(s.call->layout, own_begin, plan.rank);
-    s.prepare(s.forward_plans, method, s.activation().hidden_cols(), s.options.intermediate);
+    s.prepare(s.forward_plans, s.earlier_forward_plans, method, s.activation().hidden_cols(),
+              s.options.intermediate);
     if (s.device != nullptr) {
       report.phases.counts_us = watch.lap();
       s.forward_on_device(on, weights, timeline);

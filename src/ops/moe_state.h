@@ -60,7 +60,9 @@ struct MoeLayer::State {
   [[nodiscard]] ops::MoeChooser::Decision predict(const MoeCounts& counts);
   void meet(const char* what, const std::function<void()>& check, Method method);
   void start_call(const MoeRouting& routing, const MoeCounts& counts);
-  void prepare(Plans& plans, Method method, std::int64_t dispatch_n, std::int64_t combine_k) const;
+  /// Makes `plans` those of the call, unless they or `earlier` are.
+  void prepare(Plans& plans, Plans& earlier, Method method, std::int64_t dispatch_n,
+               std::int64_t combine_k) const;
   void reserve_forward();
   /// `weights`, or where this rank has no expert and so may have none, memory that nobody reads.
   [[nodiscard]] const void* weights_or_nothing(const void* weights);
@@ -107,6 +109,9 @@ struct MoeLayer::State {
   cpu::ThreadPool pool;
   Plans forward_plans;
   Plans backward_plans;
+  /// Those of the call before, which are often wanted again: calls that change their method make none anew.
+  Plans earlier_forward_plans;
+  Plans earlier_backward_plans;
   std::optional<Call> call;
   bool results_valid = false;   ///< Buffers hold what the last forward left.
   bool backward_valid = false;  ///< And the last backward, of that forward.

@@ -46,31 +46,52 @@ DeviceMatrix on_device(const test::Values& values, std::int64_t begin, std::int6
 class LayerCall {
  public:
   LayerCall(Rank& rank, const MoeCase& call)
-      : rank_(rank), call_(call), layer_(*rank.context, call.options), model_(model_of(call)) {
-    std::mt19937_64 rng(call.seed * 1000 + static_cast<std::uint64_t>(rank.rank));
-    x_ = test::random_values(rng, routing().tokens * call.options.hidden, call.options.dtype, 1.0F);
-  }
+      : rank_(rank),
+        call_(call),
+        layer_(*rank.context, call.options),
+        model_(model_of(call)),
+        values_(values_of(rank, call)),
+        x_(on_device(values_, 0, routing().tokens, call.options.hidden, 8)),
+        up_(on_device(model_.up, layer_.first_expert() * model_.middle() * call.options.hidden,
+                      layer_.local_experts() * model_.middle(), call.options.hidden)),
+        down_(on_device(model_.down, layer_.first_expert() * call.options.hidden * call.options.intermediate,
+                        layer_.local_experts() * call.options.hidden, call.options.intermediate)) {}
 
   void run_and_check(Method method) {
-    const std::int64_t hidden = call_.options.hidden;
-    const std::int64_t first = layer_.first_expert();
-    const std::int64_t count = layer_.local_experts();
-    const DeviceMatrix x = on_device(x_, 0, routing().tokens, hidden, 8);
-    const DeviceMatrix up =
-        on_device(model_.up, first * model_.middle() * hidden, count * model_.middle(), hidden);
-    const DeviceMatrix down = on_device(model_.down, first * hidden * call_.options.intermediate,
-                                        count * hidden, call_.options.intermediate);
-    DeviceMatrix out(routing().tokens, hidden, hidden + 8, call_.options.dtype);
-    out.poison();
-    const MoeWeights weights{.up = up.data(), .down = down.data()};
-    (void)layer_.forward(x.data(), x.ld(), routing(), weights, out.data(), out.ld(), method, nullptr,
-                         rank_.native_stream());
+    const DeviceMatrix out = make_out();
+    enqueue(routing(), out, method);
     rank_.stream->synchronize();
-    check(out.read(), method);
+    check(out, routing(), method);
+  }
+
+  /// Calls with `others` in turn, `rounds` times, looked at when all are done. All have the case's tokens.
+  void run_in_a_row_and_check(const std::vector<MoeRouting>& others, int rounds) {
+    std::vector<DeviceMatrix> outs;
+    for (std::size_t i = 0; i < others.size(); ++i) outs.push_back(make_out());
+    for (int round = 0; round < rounds; ++round) {
+      for (std::size_t i = 0; i < others.size(); ++i) enqueue(others[i], outs[i], Method::kOverlap);
+    }
+    rank_.stream->synchronize();
+    for (std::size_t i = 0; i < others.size(); ++i) check(outs[i], others[i], Method::kOverlap);
   }
 
  private:
   [[nodiscard]] const MoeRouting& routing() const { return call_.routings[index(rank_.rank)]; }
+
+  [[nodiscard]] DeviceMatrix make_out() const {
+    return {routing().tokens, call_.options.hidden, call_.options.hidden + 8, call_.options.dtype};
+  }
+
+  void enqueue(const MoeRouting& routing, const DeviceMatrix& out, Method method) {
+    (void)layer_.forward(x_.data(), x_.ld(), routing, {.up = up_.data(), .down = down_.data()}, out.data(),
+                         out.ld(), method, nullptr, rank_.native_stream());
+  }
+
+  static test::Values values_of(const Rank& rank, const MoeCase& call) {
+    std::mt19937_64 rng(call.seed * 1000 + static_cast<std::uint64_t>(rank.rank));
+    return test::random_values(rng, call.routings[index(rank.rank)].tokens * call.options.hidden,
+                               call.options.dtype, 1.0F);
+  }
 
   static test::MoeModel model_of(const MoeCase& call) {
     std::mt19937_64 rng(call.seed);
@@ -78,8 +99,9 @@ class LayerCall {
   }
 
   // 8e-3 of the largest element, as the issue has it: rows are rounded to 16 bits between the GEMMs.
-  void check(const std::vector<float>& got, Method method) const {
-    const test::Doubles expected = test::reference_forward(model_, routing(), x_.exact);
+  void check(const DeviceMatrix& out, const MoeRouting& routing, Method method) const {
+    const std::vector<float> got = out.read();
+    const test::Doubles expected = test::reference_forward(model_, routing, values_.exact);
     double largest = 0;
     for (const double value : expected) largest = std::max(largest, std::abs(value));
     for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -95,7 +117,8 @@ class LayerCall {
   const MoeCase& call_;
   MoeLayer layer_;
   test::MoeModel model_;
-  test::Values x_;
+  test::Values values_;
+  DeviceMatrix x_, up_, down_;
 };
 
 MoeCase random_case(std::mt19937_64& rng, int world) {
@@ -153,6 +176,22 @@ GPU_TEST(moe_layer_random) {
         });
       }
     }
+  }
+}
+
+// Other counts in each call, so that plans go while the device still works with them.
+GPU_TEST(moe_layer_calls_in_a_row) {
+  for (const CommunicatorKind kind : kinds_for(world_sizes().front())) {
+    const int world = world_sizes().front();
+    const MoeCase call = small_case(world);
+    std::vector<std::vector<MoeRouting>> routings(index(world));  // by rank
+    for (std::int32_t rank = 0; rank < world; ++rank) {
+      for (std::uint64_t i = 0; i < 5; ++i)
+        routings[index(rank)].push_back(make_routing(RoutingKind::kModerate, rank, world, 50, 4, 2, 10 + i));
+    }
+    shared_group(world, kind).run([&](Rank& rank) {
+      LayerCall(rank, call).run_in_a_row_and_check(routings[index(rank.rank)], 3);
+    });
   }
 }
 
