@@ -1,6 +1,6 @@
 #include "moe_device.h"
 
-#include <bit>
+#include <cstring>
 #include <vector>
 
 #include "check.h"
@@ -24,7 +24,9 @@ void fit(DeviceBuffer& buffer, int device, std::int64_t bytes, DeviceMemory kind
 template <class Value>
 void append(std::vector<std::int32_t>& words, const std::vector<Value>& values) {
   static_assert(sizeof(Value) == sizeof(std::int32_t));
-  for (const Value value : values) words.push_back(std::bit_cast<std::int32_t>(value));
+  const std::size_t begin = words.size();
+  words.resize(begin + values.size());
+  if (!values.empty()) std::memcpy(words.data() + begin, values.data(), values.size() * sizeof(Value));
 }
 
 }  // namespace
@@ -87,6 +89,7 @@ void MoeCudaDevice::set_rows(const plan::MoeRowTables& from) {
   Tables& to = tables_[current_];
   to.wait();
   std::vector<std::int32_t> words;
+  words.reserve(from.token.size() + from.place.size() + from.result.size() + from.weight.size());
   append(words, from.token);
   append(words, from.place);
   append(words, from.result);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <limits>
 
 #include "core/fail.h"
@@ -25,15 +26,18 @@ MoeRowTables make_tables(const MoeRouting& routing, const ops::SendRows& rows, c
   tables.tokens = routing.tokens;
   tables.top_k = routing.top_k;
   tables.weight = routing.weights;
-  for (const std::int64_t token : rows.token) tables.token.push_back(narrow(token));
-  for (const std::int64_t place : places.of_send_row) tables.place.push_back(narrow(place));
+  tables.token.resize(rows.token.size());
+  tables.place.resize(places.of_send_row.size());
+  tables.result.resize(rows.row.size());
+  std::ranges::transform(rows.token, tables.token.begin(), narrow);
+  std::ranges::transform(places.of_send_row, tables.place.begin(), narrow);
+  std::ranges::transform(rows.row, tables.result.begin(), narrow);
   for (const auto& [first, last] : places.padding) {
     for (std::int64_t row = first; row < last; ++row) {
       tables.token.push_back(-1);
       tables.place.push_back(narrow(row));
     }
   }
-  for (const std::int64_t row : rows.row) tables.result.push_back(narrow(row));
   return tables;
 }
 

@@ -15,18 +15,20 @@ SendRows make_send_rows(const MoeRouting& routing, const std::vector<std::int64_
   rows.token.resize(static_cast<std::size_t>(total));
   rows.slot.resize(static_cast<std::size_t>(total));
   rows.row.assign(routing.experts.size(), -1);
-  for (std::size_t i = 0; i < routing.experts.size(); ++i) {
-    if (routing.experts[i] < 0) continue;
-    const auto expert = static_cast<std::size_t>(routing.experts[i]);
-    if (next[expert] == end[expert]) {
-      ++rows.dropped;
-      continue;
+  std::size_t i = 0;
+  for (std::int64_t token = 0; token < routing.tokens; ++token) {
+    for (std::int32_t slot = 0; slot < routing.top_k; ++slot, ++i) {
+      if (routing.experts[i] < 0) continue;
+      const auto expert = static_cast<std::size_t>(routing.experts[i]);
+      if (next[expert] == end[expert]) {
+        ++rows.dropped;
+        continue;
+      }
+      const std::int64_t row = next[expert]++;
+      rows.token[static_cast<std::size_t>(row)] = token;
+      rows.slot[static_cast<std::size_t>(row)] = slot;
+      rows.row[i] = row;
     }
-    const std::int64_t row = next[expert]++;
-    const auto slots = static_cast<std::size_t>(routing.top_k);
-    rows.token[static_cast<std::size_t>(row)] = static_cast<std::int64_t>(i / slots);
-    rows.slot[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(i % slots);
-    rows.row[i] = row;
   }
   return rows;
 }
