@@ -111,7 +111,7 @@ TEST_F(GpuTuning, RunTakesWhatWasTuned) {
   const auto tuner = make_gpu_tuner(options_, problem_, {}, machine(), gpu_,
                                     [&](const TunedCall& choice) { heard.push_back(choice); });
   EXPECT_EQ(gpu_.communication_sms, std::vector<std::int64_t>{16});
-  const TunedCall choice = tuner->choose(call(gpu_.sms()));
+  const TunedCall choice = tuner->choose(call(gpu_.sms(false)));
   EXPECT_EQ(choice.origin, ChoiceOrigin::kCache) << choice.explanation;
   EXPECT_EQ(choice.partition, tuned);
   EXPECT_EQ(choice.tile, (TileShape{256, 128, 5}));
@@ -135,7 +135,7 @@ TEST_F(GpuTuning, NoOverlapIsTunedToo) {
   keep_entry({36});
   const auto tuner = make_gpu_tuner(options_, problem_, {}, machine(), gpu_, nullptr);
   EXPECT_TRUE(gpu_.communication_sms.empty());
-  const TunedCall choice = tuner->choose(call(gpu_.sms()));
+  const TunedCall choice = tuner->choose(call(gpu_.sms(false)));
   EXPECT_EQ(choice.origin, ChoiceOrigin::kCache);
   EXPECT_EQ(choice.partition, std::vector<std::int64_t>{38});  // 2048 tiles on the 54 clusters beside 24 SMs
 }
