@@ -27,6 +27,7 @@ class MoeLayer::Backward {
         overlaps_(method == Method::kOverlap) {
     reserve_buffers();
     s_.prepare(s_.backward_plans, s_.earlier_backward_plans, method, intermediate_, middle_);
+    (void)s_.combine_of(s_.backward_plans);
   }
 
   /// Gradients by the activated rows, from those by the results.

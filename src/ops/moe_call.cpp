@@ -201,13 +201,21 @@ void MoeLayer::State::prepare(Plans& plans, Plans& earlier, Method method, std::
   if (is_wanted(plans)) return;
   std::swap(plans, earlier);
   if (is_wanted(plans)) return;
-  Executor& executor = context.executor();
-  plans.dispatch = executor.prepare(plan_moe_dispatch(wanted, call->counts, dispatch_n, options.hidden));
-  plans.combine = executor.prepare(plan_moe_combine(wanted, call->counts, options.hidden, combine_k));
-  plans.options = wanted;
-  plans.counts = call->counts;
-  plans.dispatch_n = dispatch_n;
-  plans.combine_k = combine_k;
+  plans = {.options = wanted,
+           .counts = call->counts,
+           .dispatch_n = dispatch_n,
+           .combine_k = combine_k,
+           .dispatch = context.executor().prepare(
+               plan_moe_dispatch(wanted, call->counts, dispatch_n, options.hidden)),
+           .combine = nullptr};
+}
+
+PreparedPlan& MoeLayer::State::combine_of(Plans& plans) const {
+  if (plans.combine == nullptr) {
+    plans.combine = context.executor().prepare(
+        plan_moe_combine(plans.options, plans.counts, options.hidden, plans.combine_k));
+  }
+  return *plans.combine;
 }
 
 const void* MoeLayer::State::weights_or_nothing(const void* weights) {

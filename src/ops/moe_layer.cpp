@@ -184,6 +184,7 @@ MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& r
       s.forward_on_device(on, weights, timeline);
       return s.fill_report(report, method);
     }
+    (void)s.combine_of(s.forward_plans);
     s.reserve_forward();
     report.phases.counts_us = watch.lap();
     ops::gather_rows(s.pool, s.call->rows, s.call->places,

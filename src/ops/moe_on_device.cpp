@@ -107,7 +107,7 @@ void MoeLayer::State::forward_on_device(const DeviceCall& on, const MoeWeights& 
   run(*forward_plans.dispatch, first_rows, options.hidden, weights.up, hidden_rows, middle);
   device->activate(hidden_rows, expert_rows, options.intermediate, options.activation, options.gated,
                    options.dtype, activated_rows, on.stream);
-  run(*forward_plans.combine, activated_rows, options.intermediate, weights.down, result_rows,
+  run(combine_of(forward_plans), activated_rows, options.intermediate, weights.down, result_rows,
       options.hidden);
   device->reduce(result_rows, options.hidden, options.dtype, on.out, on.ldo, on.stream);
   device->end(on.stream);

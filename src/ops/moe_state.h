@@ -60,9 +60,11 @@ struct MoeLayer::State {
   [[nodiscard]] ops::MoeChooser::Decision predict(const MoeCounts& counts);
   void meet(const char* what, const std::function<void()>& check, Method method);
   void start_call(const MoeRouting& routing, const MoeCounts& counts);
-  /// Makes `plans` those of the call, unless they or `earlier` are.
+  /// Makes `plans` those of the call, unless they or `earlier` are; of new ones only that of the dispatch.
   void prepare(Plans& plans, Plans& earlier, Method method, std::int64_t dispatch_n,
                std::int64_t combine_k) const;
+  /// Made on first use: on a GPU while the dispatch runs.
+  PreparedPlan& combine_of(Plans& plans) const;
   void reserve_forward();
   /// `weights`, or where this rank has no expert and so may have none, memory that nobody reads.
   [[nodiscard]] const void* weights_or_nothing(const void* weights);

@@ -33,9 +33,11 @@ std::vector<std::int64_t> by_arrival(const OverlapPlan& plan, const MoeLayout& l
     }
     // Tiles are in row order but for the columns of one band, which begin at the same row.
   }
-  std::vector<std::int64_t> order(index(plan.grid.num_tiles()));
-  std::iota(order.begin(), order.end(), std::int64_t{0});
-  std::ranges::stable_sort(order, {}, [&](std::int64_t t) { return steps[index(t)]; });
+  std::vector<std::size_t> next(index(plan.world_size) + 1, 0);  // place of the next tile of each step
+  for (const std::int32_t step : steps) ++next[index(step) + 1];
+  std::partial_sum(next.begin(), next.end(), next.begin());
+  std::vector<std::int64_t> order(steps.size());
+  for (std::int64_t t = 0; t < plan.grid.num_tiles(); ++t) order[next[index(steps[index(t)])]++] = t;
   return order;
 }
 
