@@ -82,6 +82,19 @@ class GpuTuning : public ::testing::Test {
   TuningOptions options_;
 };
 
+TEST(GpuOptions, SmsOfCommunicationFollowWhatExchanges) {
+  GpuOptions options;
+  EXPECT_EQ(options.sms(false), 24) << "NCCL";
+  options.communicator = "local";
+  EXPECT_EQ(options.sms(false), 16);
+  options.communicator = "copy-engine";
+  EXPECT_EQ(options.sms(false), 0) << "copies take none";
+  EXPECT_EQ(options.sms(true), 24) << "ranks that share a device have parts of it";
+  options.communication_sms = {8, 2};
+  EXPECT_EQ(options.sms(false), 8);
+  EXPECT_EQ(options.sms(true), 8);
+}
+
 TEST_F(GpuTuning, TheProfileOfThisMachineIsFound) {
   EXPECT_FALSE(find_gpu_machine(options_, 4, gpu_, machine()));
   keep_profile();
