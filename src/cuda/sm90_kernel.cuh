@@ -2,10 +2,9 @@
 //
 // Roles of a block's three warpgroups: the first is the producer (warp 0 loads operands with the copy engine,
 // warps 2 and 3 are the store warps of the two consumers, warp 1 idles), the other two multiply, and add what
-// other ranks have sent (finish.h). Every role
-// walks the schedule by itself: a cluster takes positions p = cluster, cluster + clusters, ... Source of the
-// scheme: arXiv 2504.19519, section 3; there the signal is raised by the block that computes, here by a warp
-// that does nothing else.
+// other ranks have sent (finish.h). Every role walks the schedule by itself: a cluster takes positions p =
+// cluster, cluster + clusters, ... Source of the scheme: arXiv 2504.19519, section 3; there the signal is
+// raised by the block that computes, here by a warp that does nothing else.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -60,10 +59,9 @@ struct Kernel {
   static constexpr int kSlots = Config::kStagingSlots;
   static constexpr std::uint32_t kProducerRegisters = 40;
   static constexpr std::uint32_t kConsumerRegisters = 232;
-  // Of add_to_chunk: what the accumulators of a thread leave room for.
-  static constexpr int kLoadsAhead =
-      Config::kTileM * Config::kTileN / (Config::kWarpgroupThreads * (Config::kIsPingpong ? 1 : 2)) > 128 ? 4
-                                                                                                          : 8;
+  static constexpr int kAccumulators =  // of a thread
+      Config::kTileM * Config::kTileN / (Config::kWarpgroupThreads * (Config::kIsPingpong ? 1 : 2));
+  static constexpr int kLoadsAhead = kAccumulators > 128 ? 4 : 8;  // of add_to_chunk
 
   enum ProducerWarp { kLoadWarp = 0, kFirstStoreWarp = 2 };
 
