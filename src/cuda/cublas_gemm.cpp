@@ -11,7 +11,6 @@
 namespace flashoverlap::cuda {
 namespace {
 
-constexpr std::int64_t kWorkspaceBytes = 64LL << 20;
 constexpr int kMaxAlgorithms = 16;
 
 void check_cublas(cublasStatus_t status, const char* call) {
@@ -53,8 +52,8 @@ cublasLtMatrixLayout_t make_layout(cudaDataType_t type, std::int64_t rows, std::
 
 }  // namespace
 
-CublasGemm::CublasGemm(int device, DType dtype, const Shape& shape, int num_sms)
-    : device_(device), shape_(shape), workspace_(device, kWorkspaceBytes, "cuBLAS") {
+CublasGemm::CublasGemm(int device, DType dtype, const Shape& shape, int num_sms, void* workspace)
+    : device_(device), shape_(shape), workspace_(workspace) {
   const DeviceScope scope(device);
   handle_ = handle_of(device);
   // cuBLAS is column-major: it sees Dᵀ[n,m] = Bᵀ-stored-as-B · Aᵀ.
@@ -130,10 +129,9 @@ void CublasGemm::launch_with(std::size_t algorithm, const void* a, const void* b
                              cudaStream_t stream) const {
   const float one = 1.0F;
   const float zero = 0.0F;
-  check_cublas(
-      cublasLtMatmul(handle_, operation_, &one, b, layout_b_, a, layout_a_, &zero, d, layout_d_, d, layout_d_,
-                     &algorithms_[algorithm].algo, workspace_.data(), kWorkspaceBytes, stream),
-      "cublasLtMatmul");
+  check_cublas(cublasLtMatmul(handle_, operation_, &one, b, layout_b_, a, layout_a_, &zero, d, layout_d_, d,
+                              layout_d_, &algorithms_[algorithm].algo, workspace_, kWorkspaceBytes, stream),
+               "cublasLtMatmul");
 }
 
 }  // namespace flashoverlap::cuda

@@ -26,9 +26,12 @@ class CublasGemm {
     bool operator==(const Shape&) const = default;
   };
 
-  /// `num_sms`: what cuBLAS is told that it may use. Error(kUnsupported) where cuBLAS has no algorithm for
-  /// the shape.
-  CublasGemm(int device, DType dtype, const Shape& shape, int num_sms);
+  static constexpr std::int64_t kWorkspaceBytes = 64LL << 20;
+
+  /// `num_sms`: what cuBLAS is told that it may use. `workspace`: kWorkspaceBytes that must stay until the
+  /// device is done with the last launch, which this object need not; GEMMs of one stream can share them.
+  /// Error(kUnsupported) where cuBLAS has no algorithm for the shape.
+  CublasGemm(int device, DType dtype, const Shape& shape, int num_sms, void* workspace);
   ~CublasGemm();
   CublasGemm(const CublasGemm&) = delete;
   CublasGemm& operator=(const CublasGemm&) = delete;
@@ -53,7 +56,7 @@ class CublasGemm {
   cublasLtMatrixLayout_t layout_a_ = nullptr;
   cublasLtMatrixLayout_t layout_b_ = nullptr;
   cublasLtMatrixLayout_t layout_d_ = nullptr;
-  DeviceBuffer workspace_;
+  void* workspace_;
   std::vector<cublasLtMatmulHeuristicResult_t> algorithms_;
   std::size_t chosen_ = 0;
   bool is_measured_ = false;

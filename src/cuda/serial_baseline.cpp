@@ -152,8 +152,11 @@ void SerialBaseline::prepare_gemm(const Operands& operands, void* d, std::int64_
                                 .ldb = operands.ldb,
                                 .ldd = ldd};
   if (shape.m == 0 || shape.n == 0 || shape.k == 0) return;
-  if (gemm_ == nullptr || gemm_->shape() != shape)
-    gemm_ = std::make_unique<CublasGemm>(device_, plan_.dtype, shape, num_sms);
+  if (gemm_workspace_.data() == nullptr)
+    gemm_workspace_ = DeviceBuffer(device_, CublasGemm::kWorkspaceBytes, "cuBLAS");
+  if (gemm_ == nullptr || gemm_->shape() != shape) {
+    gemm_ = std::make_unique<CublasGemm>(device_, plan_.dtype, shape, num_sms, gemm_workspace_.data());
+  }
   if (measure && !gemm_->is_measured() && !is_capturing(stream))
     gemm_->measure(operands.a, operands.b, d, stream);
 }

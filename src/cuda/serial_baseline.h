@@ -59,6 +59,7 @@ class SerialBaseline {
   DeviceBuffer pieces_;
   Event fork_;
   Event join_;
+  DeviceBuffer gemm_workspace_;  // outlives a GEMM of another shape that the device may still compute
   std::unique_ptr<CublasGemm> gemm_;
 };
 

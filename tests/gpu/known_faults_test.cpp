@@ -316,4 +316,27 @@ GPU_TEST(b31_epilogue_once_on_the_sum) {
   }
 }
 
+// The operator goes right after its call, and the memory of its tables to somebody else, while the device
+// still works with them.
+GPU_TEST(b39_operator_goes_away_right_after_the_call) {
+  constexpr int kRounds = 60;
+  for (const CommunicatorKind kind : kinds_for(2)) {
+    const Case call = known_case(Op::kAllReduce, 1024, 256, 64);
+    const Expected expected = expected_of(call, 2, 1);
+    shared_group(2, kind).run([&](Rank& rank) {
+      RankCall own(rank, call);
+      for (int round = 0; round < kRounds; ++round) {
+        auto op = std::make_unique<GemmAllReduce>(*rank.context, call.gemm);
+        op->run(own.operands(), round % 3 == 2 ? Method::kSerial : Method::kOverlap, Mode::kRun, nullptr);
+        op.reset();
+        const DeviceMatrix reused(64, 256, 256, DType::kFloat16);  // poisoned
+        if (round % 10 != 9) continue;
+        rank.stream->synchronize();
+        own.check(expected, "round " + std::to_string(round));
+        own.poison();
+      }
+    });
+  }
+}
+
 }  // namespace flashoverlap::gpu_test
