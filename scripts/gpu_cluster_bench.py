@@ -24,7 +24,9 @@ from gpu_cluster_results import summarise, write_json
 
 PROGRAMS = ("bench/gpu/cluster_bench", "tests/gpu/flashoverlap_gpu_test")
 # Tests that also work with one process per GPU.
-PROCESS_TESTS = "collectives,messages,calls_that_do_not_match,random_shapes,defaults,edges,all_gather,tail_free,-one_rank"
+PROCESS_TESTS = (
+    "collectives,messages,calls_that_do_not_match,random_shapes,defaults,edges,all_gather,tail_free,moe_layer,-one_rank"
+)
 PROCESS_SHAPES = "4096x8192x2048,4096x8192x3584,8192x8192x2048"
 # Faults on purpose take minutes of waiting for time-outs: `gpu_test nccl_failures` has them.
 ALL_TESTS = "-nccl_failures,-without_one_rank"
