@@ -19,7 +19,7 @@ struct GpuMachine {
   MachineIdentity identity;
   std::int64_t units = 0;       ///< SMs of one rank, for the GEMM and for communication.
   bool shares_devices = false;  ///< Several ranks on one device.
-  std::int64_t max_ctas = 0;    ///< Communication units of one rank, with GpuOptions::sms() on a device.
+  std::int64_t max_ctas = 0;    ///< Communication units of one rank, with GpuOptions::sms of a device.
 };
 
 [[nodiscard]] GpuMachine gpu_machine(std::int64_t ranks, const GpuOptions& gpu);

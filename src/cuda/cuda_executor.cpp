@@ -279,9 +279,7 @@ void CudaExecutor::give_up_call(const Call& call) noexcept {
       channel_done_[i].record(channels_[i]->get());
       channel_done_[i].wait_on(call.stream);
     }
-    call_done_.record(call.stream);
-    has_call_ = true;
-    call.prepared.mark_use(call.stream);
+    mark_end(call);
   } catch (const Error&) {  // the device itself has failed
   }
 }
@@ -329,11 +327,13 @@ void CudaExecutor::enqueue(Call& call) {
       call.prepared.tables(call.operands).reset_counters(call.stream);
     if (call.mode == Mode::kRun) enqueue_restore(call);
   }
-  if (!call.is_captured) {
-    call_done_.record(call.stream);
-    has_call_ = true;
-    call.prepared.mark_use(call.stream);
-  }
+  if (!call.is_captured) mark_end(call);
+}
+
+void CudaExecutor::mark_end(const Call& call) {
+  call_done_.record(call.stream);
+  has_call_ = true;
+  call.prepared.mark_use(call.stream);
 }
 
 void CudaExecutor::enqueue_serial(Call& call) {

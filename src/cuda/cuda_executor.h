@@ -46,6 +46,8 @@ class CudaExecutor final : public Executor {
   void reserve_workspace(PreparedCudaPlan& plan);
   void throw_if_wait_failed();
   void enqueue(Call& call);
+  /// After everything of a call is in the caller's stream.
+  void mark_end(const Call& call);
   void give_up_call(const Call& call) noexcept;
   void wait_for_last_call() const noexcept;
   void enqueue_serial(Call& call);

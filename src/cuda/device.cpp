@@ -29,6 +29,13 @@ void keep_pool_memory(int device) {
   }
 }
 
+// A block of the driver's of its own for what other processes open: they can open only whole blocks, and an
+// allocation that shares one with another that was open before not at all.
+std::size_t shareable_size(std::size_t size) {
+  constexpr std::size_t kBlock = std::size_t{2} << 20;
+  return (size + kBlock - 1) / kBlock * kBlock;
+}
+
 }  // namespace
 
 DeviceScope::DeviceScope(int device) {
@@ -86,17 +93,6 @@ int current_device() {
   FLASHOVERLAP_CUDA_CHECK(cudaGetDevice(&device));
   return device;
 }
-
-namespace {
-
-// A block of the driver's of its own for what other processes open: they can open only whole blocks, and an
-// allocation that shares one with another that was open before not at all.
-std::size_t shareable_size(std::size_t size) {
-  constexpr std::size_t kBlock = std::size_t{2} << 20;
-  return (size + kBlock - 1) / kBlock * kBlock;
-}
-
-}  // namespace
 
 DeviceBuffer::DeviceBuffer(int device, std::int64_t bytes, std::string_view purpose, DeviceMemory kind)
     : bytes_(bytes), device_(device), kind_(kind) {

@@ -83,14 +83,10 @@ class PreparedCudaPlan {
   void* plain_output();
 
   /// After everything of a call is in `stream`.
-  void mark_use(cudaStream_t stream) {
-    used_.record(stream);
-    is_used_ = true;
-  }
-  /// Whether the device still works with the tables.
-  [[nodiscard]] bool is_in_use() const noexcept {
-    return is_used_ && cudaEventQuery(used_.get()) == cudaErrorNotReady;
-  }
+  void mark_use(cudaStream_t stream) { used_.record(stream); }
+  /// Whether the device still works with the tables. Not Event::has_come, which throws where the device
+  /// failed.
+  [[nodiscard]] bool is_in_use() const noexcept { return cudaEventQuery(used_.get()) == cudaErrorNotReady; }
 
  private:
   struct Key {
@@ -136,7 +132,6 @@ class PreparedCudaPlan {
   std::size_t next_known_ = 0;
   DeviceBuffer plain_output_;
   Event used_;
-  bool is_used_ = false;
 };
 
 }  // namespace flashoverlap::cuda
