@@ -98,12 +98,20 @@ struct ExecutorHooks {
   std::function<void()> before_other_work = {};  ///< Before a compute unit asks Operands::other_work.
 };
 
+/// What a plan's tiles do besides multiplying rows of A that lie in one matrix.
+enum class TileUse {
+  kPlain,
+  kAddsReceived,  ///< Some end by adding what other ranks have sent (GatePoint::kFinish).
+  kReadsBlocks,   ///< A lies in several blocks, some of which arrive meanwhile (InputBlock).
+};
+
 /// What suits an executor where the caller of an operator leaves it open.
 struct PlanShape {
   std::int64_t tile_m = 0;
   std::int64_t tile_n = 0;
   std::int64_t swizzle = 1;
   Resources resources;
+  std::int64_t slice_parts = 0;  ///< SliceOptions::parts; 0: the plan builder's choice.
 };
 
 /// A verified plan with what an executor derived from it (index tables, device copies, buffers).
@@ -134,7 +142,8 @@ class Executor {
   /// ranks whose machines are alike. Throws Error(kUnsupported) for an element type that this executor cannot
   /// compute.
   [[nodiscard]] virtual std::optional<PlanShape> suggest(std::int64_t /*m*/, std::int64_t /*n*/,
-                                                         std::int64_t /*k*/, DType /*dtype*/) const {
+                                                         std::int64_t /*k*/, DType /*dtype*/,
+                                                         TileUse /*use*/) const {
     return std::nullopt;
   }
 

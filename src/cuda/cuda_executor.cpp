@@ -161,7 +161,7 @@ std::int64_t CudaExecutor::workspace_bytes() const {
 }
 
 std::optional<PlanShape> CudaExecutor::suggest(std::int64_t m, std::int64_t n, std::int64_t k,
-                                               DType dtype) const {
+                                               DType dtype, TileUse use) const {
   if (dtype == DType::kFloat32) {
     core::fail(ErrorKind::kUnsupported, "the GPU executor computes bf16 and f16, not f32");
   }

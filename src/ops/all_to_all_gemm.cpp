@@ -12,6 +12,8 @@ AllToAllGemm::AllToAllGemm(Context& context, const GemmOptions& options, const H
       .operation = "all-to-all-gemm",
       .slices = ops::to_text(slices, baseline),
       .cut = ops::cut_of(slices.columns),
+      .use = TileUse::kReadsBlocks,
+      .most_rows = [&](const PlanOptions& chosen) { return ops::most_rows(slices, chosen); },
       .overlap =
           [&](const PlanOptions& chosen, const SliceCut& cut) {
             ops::check_baseline(baseline);

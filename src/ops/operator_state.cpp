@@ -32,14 +32,17 @@ PlanOptions without_overlap(PlanOptions options, std::int64_t waves) {
 
 }  // namespace
 
-void take_suggestion(const Executor& executor, PlanOptions& options) {
-  const std::optional<PlanShape> shape = executor.suggest(options.m, options.n, options.k, options.dtype);
-  if (!shape) return;
+std::int64_t take_suggestion(const Executor& executor, PlanOptions& options, TileUse use) {
+  const std::optional<PlanShape> shape =
+      executor.suggest(options.m, options.n, options.k, options.dtype, use);
+  if (!shape) return 0;
   options.resources = shape->resources;
-  if (options.tile_m != 0 || options.tile_n != 0) return;
-  options.tile_m = shape->tile_m;
-  options.tile_n = shape->tile_n;
-  if (options.swizzle == 0) options.swizzle = shape->swizzle;
+  if (options.tile_m == 0 && options.tile_n == 0) {
+    options.tile_m = shape->tile_m;
+    options.tile_n = shape->tile_n;
+    if (options.swizzle == 0) options.swizzle = shape->swizzle;
+  }
+  return shape->slice_parts;
 }
 
 PlanOptions plan_options(const Context& context, const GemmOptions& options) {

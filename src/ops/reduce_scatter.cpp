@@ -109,6 +109,7 @@ ops::PreparedPlans prepare_tail_free(Context& context, const ResolvedCall& call,
       .slices = ops::to_text(slices, baseline),
       .cut = ops::cut_of(slices),
       .is_cut_chosen = call.is_cut_chosen,
+      .use = TileUse::kAddsReceived,
       .overlap =
           [=](const PlanOptions& chosen, const SliceCut& cut) {
             ops::check_baseline(baseline);
