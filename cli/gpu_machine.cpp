@@ -37,8 +37,9 @@ std::vector<TileShape> gpu_tiles(const ProblemOptions& problem, const GpuOptions
   for (const cuda::SignalGemmVariant* variant : cuda::variants_for(options.device, problem.dtype)) {
     options.gemm_variant = variant->name;
     try {
-      const auto shape = make_cuda_executor(alone, options)
-                             ->suggest(problem.m, problem.n, problem.k, problem.dtype, TileUse::kPlain);
+      const auto shape =
+          make_cuda_executor(alone, options)
+              ->suggest({.m = problem.m, .n = problem.n, .k = problem.k, .dtype = problem.dtype});
       const TileShape tile{shape->tile_m, shape->tile_n, shape->swizzle};
       if (std::find(tiles.begin(), tiles.end(), tile) == tiles.end()) tiles.push_back(tile);
     } catch (const Error& error) {  // one that cannot take operands of this k

@@ -254,7 +254,8 @@ void OperatorBench::take_suggested_gemm() {
   options_ = base_options();
   variant_ = &cuda::choose_variant(device(), DType::kBFloat16, shape_.m, shape_.n, shape_.k, gemm_sms(),
                                    shape_.k % 8 == 0, {});
-  const auto shape = make_executor(variant_->name)->suggest(shape_.m, shape_.n, shape_.k, DType::kBFloat16, TileUse::kPlain);
+  const auto shape = make_executor(variant_->name)
+                         ->suggest({.m = shape_.m, .n = shape_.n, .k = shape_.k, .dtype = DType::kBFloat16});
   options_.tile_m = shape->tile_m;
   options_.tile_n = shape->tile_n;
   options_.swizzle = shape->swizzle;

@@ -105,6 +105,16 @@ enum class TileUse {
   kReadsBlocks,   ///< A lies in several blocks, some of which arrive meanwhile (InputBlock).
 };
 
+/// A product that an executor is asked about.
+struct ProductShape {
+  std::int64_t m = 0;  ///< Rows of A.
+  std::int64_t n = 0;  ///< Rows of B.
+  std::int64_t k = 0;  ///< Columns of A and B.
+  DType dtype = DType::kFloat32;
+  TileUse use = TileUse::kPlain;
+  std::int64_t block_columns = 0;  ///< kReadsBlocks: what widths of blocks are multiples of; 0: k.
+};
+
 /// What suits an executor where the caller of an operator leaves it open.
 struct PlanShape {
   std::int64_t tile_m = 0;
@@ -138,12 +148,10 @@ class Executor {
   /// std::chrono::steady_clock.
   virtual void execute(PreparedPlan& prepared, const Operands& operands, Mode mode, Timeline* timeline) = 0;
 
-  /// What plans of this shape should look like to run well here; nothing: any plan will do. The same on all
+  /// What plans of this product should look like to run well here; nothing: any plan will do. The same on all
   /// ranks whose machines are alike. Throws Error(kUnsupported) for an element type that this executor cannot
   /// compute.
-  [[nodiscard]] virtual std::optional<PlanShape> suggest(std::int64_t /*m*/, std::int64_t /*n*/,
-                                                         std::int64_t /*k*/, DType /*dtype*/,
-                                                         TileUse /*use*/) const {
+  [[nodiscard]] virtual std::optional<PlanShape> suggest(const ProductShape& /*product*/) const {
     return std::nullopt;
   }
 

@@ -50,18 +50,22 @@ struct Pairs {
   }
 };
 
+TransferStep pair_step(const Pairs& pairs, std::size_t distance, std::size_t message) {
+  TransferStep step;
+  if (message < pairs.sends[distance].size()) step.send = pairs.sends[distance][message];
+  if (message < pairs.receives[distance].size()) step.receive = pairs.receives[distance][message];
+  return step;
+}
+
 void add_pairs(const OverlapPlan& plan, std::vector<TransferStep>& steps) {
   const Pairs pairs(plan);
+  const std::size_t distances = pairs.sends.size() - 1;
   const std::size_t most = pairs.most(plan);
-  for (std::size_t distance = 1; distance < pairs.sends.size(); ++distance) {
-    const auto& sends = pairs.sends[distance];
-    const auto& receives = pairs.receives[distance];
-    for (std::size_t i = 0; i < most; ++i) {
-      TransferStep step;
-      if (i < sends.size()) step.send = sends[i];
-      if (i < receives.size()) step.receive = receives[i];
-      steps.push_back(step);
-    }
+  const bool brings_blocks = plan.input_rows > 0;  // so it is on every rank, or nothing is sent at all
+  for (std::size_t i = 0; i < distances * most; ++i) {
+    const std::size_t distance = brings_blocks ? i % distances : i / most;
+    const std::size_t message = brings_blocks ? i / distances : i % most;
+    steps.push_back(pair_step(pairs, distance + 1, message));
   }
 }
 
@@ -106,23 +110,31 @@ void check_gate(const OverlapPlan& plan, const Gate& gate, std::uint32_t arrival
         "kinds",
         plan.operation);
   }
-  if (gate.point == GatePoint::kStart && gate.k_begin != 0) {
-    core::fail(
-        ErrorKind::kUnsupported,
-        "the GPU executor holds no tile in its middle; tile {} of the plan of {} waits for slice {} from "
-        "column {} on",
-        gate.tile, plan.operation, gate.slice, gate.k_begin);
-  }
   if (arrival > 0) return;
   core::fail(ErrorKind::kUnsupported, "no receive and no collective of the plan of {} brings slice {}",
              plan.operation, gate.slice);
 }
 
-/// `needed`: by position. A unit computes the positions of its walk in order, so what comes before the first
-/// tile with a gate waits for nothing.
-void check_triggers(const OverlapPlan& plan, const std::vector<std::uint32_t>& needed) {
+/// The input block that begins where the gate holds its tile.
+std::int64_t block_of(const OverlapPlan& plan, const Gate& gate) {
+  std::int64_t loop = 0;
+  for (std::int64_t b = 0; b < std::ssize(plan.input_blocks) && loop <= gate.k_begin; ++b) {
+    if (loop == gate.k_begin) return b;
+    loop += plan.input_blocks[as_index(b)].depth;
+  }
+  if (gate.k_begin == 0) return 0;
+  core::fail(
+      ErrorKind::kUnsupported,
+      "the GPU executor holds tiles where a block of A begins; tile {} of the plan of {} waits for slice {} "
+      "from column {} on",
+      gate.tile, plan.operation, gate.slice, gate.k_begin);
+}
+
+/// `needed`: by position and block. A unit computes the positions of its walk in order, so what comes before
+/// the first tile with a gate waits for nothing.
+void check_triggers(const OverlapPlan& plan, const std::vector<std::uint32_t>& needed, std::int64_t blocks) {
   const auto held = std::find_if(needed.begin(), needed.end(), [](std::uint32_t n) { return n > 0; });
-  const std::int64_t first_held = held - needed.begin();
+  const std::int64_t first_held = (held - needed.begin()) / blocks;
   for (std::size_t i = 0; i < plan.transfers.size(); ++i) {
     const Trigger& trigger = plan.transfers[i].trigger;
     if (trigger.kind != TriggerKind::kGroup) continue;
@@ -135,6 +147,15 @@ void check_triggers(const OverlapPlan& plan, const std::vector<std::uint32_t>& n
         "for it",
         i, plan.operation, trigger.index, first_held);
   }
+}
+
+bool waits_for_all(const OverlapPlan& plan, const std::vector<std::uint32_t>& needed, std::int64_t blocks,
+                   std::uint32_t arrivals) {
+  for (std::size_t i = 0; i < needed.size(); i += as_index(blocks)) {
+    if (needed[i] < arrivals) return false;
+  }
+  return std::ranges::all_of(
+      plan.transfers, [](const Transfer& transfer) { return transfer.trigger.kind == TriggerKind::kStart; });
 }
 
 std::vector<std::int64_t> added_tiles(const OverlapPlan& plan) {
@@ -187,24 +208,39 @@ std::vector<TransferStep> transfer_steps(const OverlapPlan& plan) {
 GateTables gate_tables(const OverlapPlan& plan, const std::vector<TransferStep>& steps) {
   if (plan.gates.empty()) return {};
   const std::vector<std::uint32_t> arrival_of = arrivals_of_slices(plan, steps);
-  std::vector<std::uint32_t> of_tile(as_index(plan.grid.num_tiles()), 0);
+  const bool at_start = plan.gates.front().point == GatePoint::kStart;
+  GateTables tables;
+  if (at_start) tables.blocks = std::max<std::int64_t>(1, std::ssize(plan.input_blocks));
+  std::vector<std::uint32_t> of_tile(as_index(plan.grid.num_tiles() * tables.blocks), 0);
   for (const Gate& gate : plan.gates) {
     check_gate(plan, gate, arrival_of[as_index(gate.slice)]);
-    std::uint32_t& needed = of_tile[as_index(gate.tile)];
+    const std::int64_t block = at_start ? block_of(plan, gate) : 0;
+    std::uint32_t& needed = of_tile[as_index(gate.tile * tables.blocks + block)];
     needed = std::max(needed, arrival_of[as_index(gate.slice)]);
   }
   std::vector<std::uint32_t> needed;
-  needed.reserve(plan.schedule.size());
-  for (const std::int64_t tile : plan.schedule) needed.push_back(of_tile[as_index(tile)]);
-  check_triggers(plan, needed);
-  GateTables tables;
-  if (plan.gates.front().point == GatePoint::kStart) {
+  needed.reserve(plan.schedule.size() * as_index(tables.blocks));
+  for (const std::int64_t tile : plan.schedule) {
+    const auto first = of_tile.begin() + tile * tables.blocks;
+    needed.insert(needed.end(), first, first + tables.blocks);
+  }
+  check_triggers(plan, needed, tables.blocks);
+  if (at_start) {
+    tables.waits_for_all = waits_for_all(plan, needed, tables.blocks, steps.back().arrivals);
     tables.start = std::move(needed);
   } else {
     tables.finish = std::move(needed);
     tables.added = added_tiles(plan);
   }
   return tables;
+}
+
+std::vector<std::uint32_t> start_with_begun(const GateTables& tables, std::int64_t begun) {
+  std::vector<std::uint32_t> start(as_index(begun * tables.blocks), 0);
+  for (std::int64_t p = 0; p < begun; ++p)
+    start[as_index(p * tables.blocks)] = tables.start[as_index(p * tables.blocks)];
+  start.insert(start.end(), tables.start.begin(), tables.start.end());
+  return start;
 }
 
 }  // namespace flashoverlap::cuda

@@ -25,7 +25,9 @@ struct TransferStep {
 /// would hold up the receive that the peer's send waits for. In step (d, i) rank r sends its i-th message to
 /// rank r + d and receives the i-th from rank r - d, in one call; all ranks go through the steps in the same
 /// order, and as many of them (OverlapPlan::messages_per_pair), so that whatever waits, waits for a step that
-/// is not later. Steps in which this rank does nothing are there for communicators that every rank must call.
+/// is not later. They go through the distances one after the other; where blocks of A arrive, of which a tile
+/// needs all, through the messages of a pair, each with all distances. Steps in which this rank does nothing
+/// are there for communicators that every rank must call.
 ///
 /// Throws Error(kUnsupported) for puts, for transfers set off by a slice, and for slices that arrive on
 /// several channels.
@@ -33,18 +35,24 @@ struct TransferStep {
 
 /// What the tiles of a schedule wait for.
 struct GateTables {
-  /// By position: arrivals before the tile starts; 0: it starts at once. Empty: so do all.
+  /// [position][input block, or all of A]: arrivals before the tile reads it; 0: at once. Empty: so do all.
   std::vector<std::uint32_t> start;
+  std::int64_t blocks = 1;  ///< Of A: as many gates has each position in `start`.
   /// By position: arrivals before the tile is stored; 0: it adds nothing. Empty: none does.
   std::vector<std::uint32_t> finish;
   /// With `finish`, [position][rank but this one]: the tile to add, in the received buffer; -1: none.
   std::vector<std::int64_t> added;
+  /// Every tile waits for every slice, and no transfer for a tile: so the GEMM may as well come after them.
+  bool waits_for_all = false;
 };
 
-/// Throws Error(kUnsupported) for gates that hold a tile in its middle, for plans with gates at the start of
-/// tiles and at their end, for a tile that adds what not each of the other ranks has sent once, for a slice
-/// that no step brings, and where a transfer follows a group that is complete only after a tile with a gate:
-/// in one call with what others send here, it could wait for a tile that waits for it.
+/// Throws Error(kUnsupported) for gates that hold a tile within a block of A, for plans with gates at the
+/// start of tiles and at their end, for a tile that adds what not each of the other ranks has sent once, for
+/// a slice that no step brings, and where a transfer follows a group that is complete only after a tile with
+/// a gate: in one call with what others send here, it could wait for a tile that waits for it.
 [[nodiscard]] GateTables gate_tables(const OverlapPlan& plan, const std::vector<TransferStep>& steps);
+
+/// `start` where the first `begun` tiles come twice, first for the first block alone.
+[[nodiscard]] std::vector<std::uint32_t> start_with_begun(const GateTables& tables, std::int64_t begun);
 
 }  // namespace flashoverlap::cuda

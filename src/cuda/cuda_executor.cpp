@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "check.h"
 #include "core/fail.h"
@@ -20,10 +21,8 @@ std::size_t as_index(std::int64_t value) {
   return static_cast<std::size_t>(value);
 }
 
-bool is_plain(const Epilogue& e) {
-  return e.bias == nullptr && e.activation == Activation::kNone && e.residual == nullptr &&
-         e.residual_out == nullptr && e.rms_norm_weight == nullptr;
-}
+// Into how many strips of rows the columns that arrive of A are cut: tiles of a strip go on once it is there.
+constexpr std::int64_t kStripsOfBlocks = 8;
 
 // A plan that overlaps nothing: one group, and one transfer behind it. A rank that has no message of its own
 // must still take part where others have some.
@@ -90,11 +89,6 @@ void CudaExecutor::check_plan(const OverlapPlan& plan) const {
     core::fail(ErrorKind::kBadArgument, "the plan is for rank {} of {}, the communicator has rank {} of {}",
                plan.rank, plan.world_size, communicator_->rank(), communicator_->size());
   }
-  if (!plan.input_blocks.empty()) {
-    core::fail(ErrorKind::kUnsupported,
-               "the GPU executor reads A as one matrix; in the plan of {} it lies in {} blocks",
-               plan.operation, plan.input_blocks.size());
-  }
 }
 
 // A GEMM that waits for what others send must leave SMs to who receives it, or it would wait for ever. The
@@ -128,10 +122,10 @@ std::unique_ptr<PreparedPlan> CudaExecutor::prepare(OverlapPlan plan) {
     variants = variants_with_tile(options_.device, plan.dtype, plan.grid.tile_m(), plan.grid.tile_n(),
                                   options_.gemm_variant);
   }
-  if (!as_serial && !plan.gates.empty()) check_room_for_arrivals(plan);
   retired_->drop_finished();
   auto prepared = std::make_unique<PreparedCudaPlan>(options_.device, std::move(plan), std::move(variants),
-                                                     as_serial, options_.sums);
+                                                     as_serial, options_.sums, gemm_sms_);
+  if (prepared->is_gated()) check_room_for_arrivals(prepared->plan());
   reserve_workspace(*prepared);
   for (std::size_t i = 0; i < prepared->steps().size(); ++i)
     (void)channel(stream_of(prepared->plan(), prepared->steps()[i], i));
@@ -160,23 +154,27 @@ std::int64_t CudaExecutor::workspace_bytes() const {
   return workspace_ == nullptr ? 0 : workspace_->memory.bytes();
 }
 
-std::optional<PlanShape> CudaExecutor::suggest(std::int64_t m, std::int64_t n, std::int64_t k,
-                                               DType dtype, TileUse use) const {
-  if (dtype == DType::kFloat32) {
+std::optional<PlanShape> CudaExecutor::suggest(const ProductShape& product) const {
+  if (product.dtype == DType::kFloat32) {
     core::fail(ErrorKind::kUnsupported, "the GPU executor computes bf16 and f16, not f32");
   }
   constexpr std::int64_t kVector = 8;
+  const bool has_blocks = product.use == TileUse::kReadsBlocks;
+  const std::int64_t row_columns = has_blocks ? std::gcd(product.k, product.block_columns) : product.k;
   const SignalGemmVariant& variant =
-      choose_variant(options_.device, dtype, m, n, k, gemm_sms_, k % kVector == 0, options_.gemm_variant);
+      choose_variant(options_.device, product.dtype, product.m, product.n, product.k, gemm_sms_,
+                     row_columns % kVector == 0, options_.gemm_variant);
   const std::int64_t units = std::max(1, gemm_sms_ / variant.blocks_per_tile);
   // A wave that is about square in A and B reads least.
   const double side = std::sqrt(static_cast<double>(units) * variant.tile_cols / variant.tile_rows);
-  const std::int64_t tile_rows = std::max<std::int64_t>(1, (m + variant.tile_rows - 1) / variant.tile_rows);
+  const std::int64_t tile_rows =
+      std::max<std::int64_t>(1, (product.m + variant.tile_rows - 1) / variant.tile_rows);
   return PlanShape{
       .tile_m = variant.tile_rows,
       .tile_n = variant.tile_cols,
       .swizzle = std::clamp<std::int64_t>(std::llround(side), 1, tile_rows),
-      .resources = {.compute_units = units, .communication_units = num_sms(options_.device) - gemm_sms_}};
+      .resources = {.compute_units = units, .communication_units = num_sms(options_.device) - gemm_sms_},
+      .slice_parts = has_blocks ? kStripsOfBlocks : 0};
 }
 
 // The channel's stream; or, where nothing of a collective but its sum takes an SM, one of two in turn, so
@@ -312,15 +310,20 @@ void CudaExecutor::enqueue(Call& call) {
     const bool needs_dense = call.prepared.transfers_output() && call.operands.ldo != plan.output_cols;
     call.output = needs_dense ? call.prepared.dense_output() : call.operands.out;
     call.ldo = needs_dense ? plan.output_cols : call.operands.ldo;
-    call.is_gated = call.mode == Mode::kRun && call.prepared.has_gates();
+    call.is_gated = call.mode == Mode::kRun && call.prepared.is_gated();
     if (call.is_gated) {
       FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(arrivals_.data(), 0, sizeof(std::uint32_t), call.stream));
     }
     if (call.mode == Mode::kRun && peers_ != nullptr) introduce_memory(call);
     start_.record(call.stream);
-    if (call.mode != Mode::kCommunicationOnly) enqueue_gemm(call);
     const bool communicates = call.mode == Mode::kRun || call.mode == Mode::kCommunicationOnly;
-    if (communicates) enqueue_transfers(call);
+    const bool transfers_first = call.prepared.waits_for_all();
+    if (communicates && transfers_first) {
+      enqueue_transfers(call);
+      start_.record(call.stream);
+    }
+    if (call.mode != Mode::kCommunicationOnly) enqueue_gemm(call);
+    if (communicates && !transfers_first) enqueue_transfers(call);
     const bool counted =
         call.mode == Mode::kGemmOnly || (call.mode == Mode::kRun && !call.prepared.all_groups_awaited());
     if (counted && call.prepared.any_group_awaited())
@@ -364,9 +367,12 @@ void CudaExecutor::enqueue_gemm(Call& call) {
   const std::int64_t ldo = plain ? plan.grid.cols() : call.ldo;
   using Launch = PreparedCudaPlan::Launch;
   const Launch launch = plain ? Launch::kPlain : (call.is_gated ? Launch::kGated : Launch::kRun);
+  // Behind all transfers it need leave no SM to them.
+  const int sms = call.prepared.waits_for_all() ? serial_sms_ : gemm_sms_;
   const PreparedGemm& gemm =
-      call.prepared.gemm(call.operands, output, ldo, launch, gemm_sms_,
+      call.prepared.gemm(call.operands, output, ldo, launch, sms, call.is_captured,
                          {.needed = nullptr,
+                          .per_position = 1,
                           .arrivals = arrivals_.data(),
                           .abort = &host_->abort,
                           .error = &host_->error,
@@ -401,7 +407,9 @@ void CudaExecutor::fill_for_empty_k(Call& call) {
 void CudaExecutor::enqueue_restore(Call& call) {
   const OverlapPlan& plan = call.plan();
   const bool is_in_place = plan.restore.bands.empty();
-  if (is_in_place && call.output == call.operands.out && is_plain(call.operands.epilogue)) return;
+  const bool is_applied =
+      is_plain(call.operands.epilogue) || call.prepared.fuses_epilogue(call.operands.epilogue);
+  if (is_in_place && call.output == call.operands.out && is_applied) return;
   RestoreParams params{.dtype = plan.dtype,
                        .rows = plan.output_rows,
                        .n = plan.output_cols,

@@ -35,8 +35,7 @@ class CudaExecutor final : public Executor {
   void execute(PreparedPlan& prepared, const Operands& operands, Mode mode, Timeline* timeline) override;
   [[nodiscard]] std::shared_ptr<plan::MoeDevice> make_moe_device() const override;
   [[nodiscard]] std::int64_t workspace_bytes() const override;
-  [[nodiscard]] std::optional<PlanShape> suggest(std::int64_t m, std::int64_t n, std::int64_t k, DType dtype,
-                                                 TileUse use) const override;
+  [[nodiscard]] std::optional<PlanShape> suggest(const ProductShape& product) const override;
 
  private:
   struct Call;

@@ -31,9 +31,10 @@ const T* data_of(const DeviceBuffer& buffer) {
 
 }  // namespace
 
-DevicePlan::DevicePlan(int device, const OverlapPlan& plan, const SignalGemmVariant& variant) {
+DevicePlan::DevicePlan(int device, const OverlapPlan& plan, const SignalGemmVariant& variant,
+                       std::int64_t begun) {
   check_tile(plan, variant);
-  const HostTables host = make_host_tables(plan);
+  const HostTables host = make_host_tables(plan, begun);
   schedule_ = upload_table(device, host.schedule);
   plain_schedule_ = upload_table(device, host.plain_schedule);
   row_offsets_ = upload_table(device, host.row_offsets);

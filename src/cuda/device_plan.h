@@ -29,15 +29,16 @@ struct HostTables {
 };
 
 /// Throws Error(kUnsupported) for sizes beyond 2^31 - 1 rows or columns, and Error(kBadArgument) where the
-/// plan's tiles are larger than 32767. Gates are another table (arrivals.h).
-[[nodiscard]] HostTables make_host_tables(const OverlapPlan& plan);
+/// plan's tiles are larger than 32767. Gates are another table (arrivals.h). The first `begun` tiles come
+/// twice: see SignalGemmArguments.
+[[nodiscard]] HostTables make_host_tables(const OverlapPlan& plan, std::int64_t begun = 0);
 
 /// The tables of one plan on a device, with the counting table of its groups.
 class DevicePlan {
  public:
   /// The plan's tile size must be the variant's. Copies synchronously. Throws as make_host_tables, and
   /// Error(kBadArgument) on another tile size, Error(kOutOfMemory), Error(kDevice).
-  DevicePlan(int device, const OverlapPlan& plan, const SignalGemmVariant& variant);
+  DevicePlan(int device, const OverlapPlan& plan, const SignalGemmVariant& variant, std::int64_t begun = 0);
 
   /// Tiles through placement, counted.
   [[nodiscard]] const DeviceTables& tables() const { return tables_; }

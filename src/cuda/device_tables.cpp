@@ -125,6 +125,11 @@ void make_schedule(const OverlapPlan& plan, HostTables& tables) {
   }
 }
 
+void begin_tiles(std::vector<TileWork>& schedule, std::int64_t begun) {
+  const std::vector<TileWork> first(schedule.begin(), schedule.begin() + begun);
+  schedule.insert(schedule.begin(), first.begin(), first.end());
+}
+
 // Width of all pieces but the last, which may be narrower, where it is one and the same, else 0.
 std::int32_t uniform_width(std::span<const RestorePiece> pieces) {
   for (const RestorePiece& piece : pieces) {
@@ -162,10 +167,12 @@ void make_restore(const OverlapPlan& plan, HostTables& tables) {
 
 }  // namespace
 
-HostTables make_host_tables(const OverlapPlan& plan) {
+HostTables make_host_tables(const OverlapPlan& plan, std::int64_t begun) {
   check_sizes(plan);
   HostTables tables;
   make_schedule(plan, tables);
+  begin_tiles(tables.schedule, begun);
+  begin_tiles(tables.plain_schedule, begun);
   make_restore(plan, tables);
   return tables;
 }

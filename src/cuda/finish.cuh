@@ -1,4 +1,4 @@
-// The device side of finish gates: what is done with a tile before it is stored.
+// The device side of what is done with a tile before it is stored.
 #pragma once
 
 #include <type_traits>
@@ -6,6 +6,7 @@
 #include "element.cuh"
 #include "finish.h"
 #include "gate.cuh"
+#include "row_store.cuh"
 #include "tile_work.h"
 
 namespace flashoverlap::cuda {
@@ -13,14 +14,14 @@ namespace flashoverlap::cuda {
 /// Tiles are stored as they are. Compiles to nothing.
 struct NoFinish {
   struct Params {};
-  static constexpr bool kAdds = false;
+  static constexpr bool kChanges = false;
   __device__ NoFinish(const Params& /*params*/, int /*num_positions*/, int /*first*/, int /*step*/) {}
-  __device__ void begin_tile() {}
+  __device__ void begin_tile(const TileWork& /*work*/) {}
 };
 
-// The first `cols` (at most 8) elements from `from` on, zeros behind them. Past the first cache: what is read
-// here was written while this kernel ran.
-__device__ __forceinline__ uint4 load_received(const std::uint16_t* from, int cols) {
+// The first `cols` (at most 8) elements from `from` on, zeros behind them. Past the first cache: some of what
+// is read here was written while this kernel ran.
+__device__ __forceinline__ uint4 load_elements(const std::uint16_t* from, int cols) {
   const auto address = reinterpret_cast<std::uintptr_t>(from);
   if (cols >= 8 && (address & 15) == 0) return __ldcg(reinterpret_cast<const uint4*>(from));
   std::uint32_t words[4] = {};
@@ -36,28 +37,36 @@ __device__ __forceinline__ uint4 load_received(const std::uint16_t* from, int co
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/// The finish gates of one walk over the schedule: positions first, first + step, … as in ScheduleWalk.
-template <bool kIsBf16>
-class TileSum {
+/// The ends of the tiles of one walk over the schedule: positions first, first + step, … as in ScheduleWalk.
+/// kAdds: some add what other ranks have sent.
+template <bool kIsBf16, bool kAdds_>
+class TileFinish {
   using Packed = Vector<std::conditional_t<kIsBf16, __nv_bfloat16, __half>>;
+  using Gate = std::conditional_t<kAdds_, SliceGate<false>, NoGate>;
 
  public:
   using Params = DeviceFinish;
-  static constexpr bool kAdds = true;
+  static constexpr bool kChanges = true;
+  static constexpr bool kAdds = kAdds_;
 
-  __device__ TileSum(const Params& params, int num_positions, int first, int step)
+  __device__ TileFinish(const Params& params, int num_positions, int first, int step)
       : params_(params), gate_(params.gates, num_positions, first, step), next_(first), step_(step) {}
 
-  /// Until the next tile of the walk may be added up. By whole warps.
-  __device__ void begin_tile() {
-    gate_.wait();
-    offsets_ = params_.offsets + static_cast<std::int64_t>(next_) * params_.others;
-    adds_ = params_.others > 0 && __ldg(offsets_) >= 0;
-    next_ += step_;
+  /// Until the next tile of the walk, which is `work`, may be finished. By whole warps.
+  __device__ void begin_tile(const TileWork& work) {
+    has_epilogue_ = params_.has_epilogue && work.kind == StoreKind::kInPlace;
+    if constexpr (kAdds) {
+      gate_.wait();
+      offsets_ = params_.offsets + static_cast<std::int64_t>(next_) * params_.others;
+      adds_ = params_.others > 0 && __ldg(offsets_) >= 0;
+      next_ += step_;
+    }
   }
 
+  /// Whether the tile is stored otherwise than it was computed.
+  [[nodiscard]] __device__ bool changes() const { return adds() || has_epilogue_; }
   /// Whether anything is added to the tile.
-  [[nodiscard]] __device__ bool adds() const { return adds_; }
+  [[nodiscard]] __device__ bool adds() const { return kAdds && adds_; }
 
   [[nodiscard]] __device__ int num_ranks() const { return params_.others + 1; }
   /// Whether `rank` is this one, whose part of the tile it has computed itself.
@@ -65,7 +74,7 @@ class TileSum {
 
   /// What another rank has sent of elements [col, col + 8) of row `row` of the tile.
   [[nodiscard]] __device__ uint4 part(const TileWork& work, int row, int col, int rank) const {
-    return load_received(address(work, row, col, rank), work.cols - col);
+    return load_elements(address(work, row, col, rank), work.cols - col);
   }
   /// The same where the tile's parts `are_vectors`.
   [[nodiscard]] __device__ uint4 part_vector(const TileWork& work, int row, int col, int rank) const {
@@ -88,21 +97,52 @@ class TileSum {
       float operand[kVectorElements];
       Packed{part}.unpack(operand);
 #pragma unroll
-      for (int i = 0; i < kVectorElements; ++i) values_[i] += operand[i];
+      for (int i = 0; i < kVectorElements; ++i) values[i] += operand[i];
     }
-    __device__ uint4 take() {
-      const uint4 bits = Packed::pack(values_).bits;
-      clear();
-      return bits;
-    }
-
-   private:
     __device__ void clear() {
 #pragma unroll
-      for (float& value : values_) value = -0.0F;  // 0 + x would lose the sign of -0
+      for (float& value : values) value = -0.0F;  // 0 + x would lose the sign of -0
     }
-    float values_[kVectorElements];
+    float values[kVectorElements];
   };
+
+  /// Of elements [col, col + 8) of row `row` of the tile; zeros where there is none.
+  [[nodiscard]] __device__ uint4 residual(const TileWork& work, int row, int col) const {
+    if (!has_epilogue_ || params_.epilogue.residual == nullptr) return {};
+    return load_elements(row_of(params_.epilogue.residual, params_.epilogue.residual_ld, work, row) + col,
+                         work.cols - col);
+  }
+
+  /// What is stored of these elements, whose sum is `values`.
+  [[nodiscard]] __device__ uint4 complete(float (&values)[kVectorElements], const TileWork& work, int row,
+                                          int col, const uint4& residual) const {
+    if (!has_epilogue_) return Packed::pack(values).bits;
+    const Epilogue& epilogue = params_.epilogue;
+    if (epilogue.bias != nullptr) {
+      const auto* const bias = static_cast<const std::uint16_t*>(epilogue.bias) + work.col_begin + col;
+      add_to(values, load_elements(bias, work.cols - col));
+    }
+    activate(epilogue.activation, values);
+    if (epilogue.residual != nullptr) add_to(values, residual);
+    const uint4 bits = Packed::pack(values).bits;
+    if (epilogue.residual_out != nullptr) {
+      const std::uint16_t* const to = row_of(epilogue.residual_out, epilogue.residual_out_ld, work, row);
+      store_vector(const_cast<std::uint16_t*>(to) + col, bits, work.cols - col);
+    }
+    return bits;
+  }
+  [[nodiscard]] __device__ uint4 complete(float (&values)[kVectorElements], const TileWork& work, int row,
+                                          int col) const {
+    return complete(values, work, row, col, residual(work, row, col));
+  }
+
+  /// The same of an element vector of the product, to which nothing is added.
+  [[nodiscard]] __device__ uint4 complete(const uint4& product, const TileWork& work, int row, int col,
+                                          const uint4& residual) const {
+    float values[kVectorElements];
+    Packed{product}.unpack(values);
+    return complete(values, work, row, col, residual);
+  }
 
  private:
   [[nodiscard]] __device__ const std::uint16_t* received() const {
@@ -113,13 +153,25 @@ class TileSum {
     const int other = rank < params_.lower ? rank : rank - 1;
     return received() + __ldg(offsets_ + other) + static_cast<std::int64_t>(row) * work.cols + col;
   }
+  /// Of a matrix with the rows and columns of the output: row `row` of the tile, at its first column.
+  static __device__ const std::uint16_t* row_of(const void* matrix, std::int64_t ld, const TileWork& work,
+                                                int row) {
+    return static_cast<const std::uint16_t*>(matrix) + (row_in_output(work) + row) * ld + work.col_begin;
+  }
+  static __device__ void add_to(float (&values)[kVectorElements], const uint4& bits) {
+    float other[kVectorElements];
+    Packed{bits}.unpack(other);
+#pragma unroll
+    for (int i = 0; i < kVectorElements; ++i) values[i] += other[i];
+  }
 
   const Params& params_;
-  SliceGate<false> gate_;
+  Gate gate_;
   int next_;  // position of the tile after this one
   int step_;
   const std::int64_t* offsets_ = nullptr;
   bool adds_ = false;
+  bool has_epilogue_ = false;
 };
 
 }  // namespace flashoverlap::cuda

@@ -10,13 +10,15 @@ namespace flashoverlap::cuda {
 /// All operands are there from the start. Compiles to nothing.
 struct NoGate {
   struct Params {};
-  __device__ NoGate(const Params& /*params*/, int /*num_positions*/, int /*first*/, int /*step*/) {}
+  template <class AnyParams>
+  __device__ NoGate(const AnyParams& /*params*/, int /*num_positions*/, int /*first*/, int /*step*/) {}
   __device__ void wait() {}
 };
 
-/// The gates of one walk over the schedule: positions first, first + step, … as in ScheduleWalk. What the
-/// slices' writers released is acquired by the first lane of a warp, and by it for the others.
-/// `kByCopyEngine`: the loads that follow are the copy engine's, which sees memory through another proxy.
+/// The gates of one walk over the schedule: positions first, first + step, … as in ScheduleWalk, each with
+/// `per_position` of them one after the other. What the slices' writers released is acquired by the first
+/// lane of a warp, and by it for the others. `kByCopyEngine`: the loads that follow are the copy engine's,
+/// which sees memory through another proxy.
 template <bool kByCopyEngine>
 class SliceGate {
  public:
@@ -27,10 +29,13 @@ class SliceGate {
     fetch();
   }
 
-  /// Until the current position may start; moves on to the next one. By whole warps.
+  /// Until the current gate is open; moves on to the next one. By whole warps.
   __device__ void wait() {
     const std::uint32_t needed = next_;
-    position_ += step_;
+    if (++part_ == params_.per_position) {
+      part_ = 0;
+      position_ += step_;
+    }
     fetch();
     // Most tiles need no more than the one before them did.
     if (needed <= seen_ || gave_up_) return;
@@ -52,7 +57,8 @@ class SliceGate {
 
   // Ahead of its use, so that the wait for this entry hides behind the tile before.
   __device__ void fetch() {
-    if (position_ < num_positions_) next_ = __ldg(params_.needed + position_);
+    if (position_ < num_positions_ && params_.needed != nullptr)
+      next_ = __ldg(params_.needed + position_ * params_.per_position + part_);
   }
 
   __device__ void poll(std::uint32_t needed) {
@@ -83,6 +89,7 @@ class SliceGate {
   int num_positions_;
   int position_;
   int step_;
+  int part_ = 0;
   std::uint32_t next_ = 0;
   std::uint32_t seen_ = 0;
   bool gave_up_ = false;

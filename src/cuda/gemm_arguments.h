@@ -20,6 +20,23 @@ inline OutputParams make_output_params(const SignalGemmArguments& args) {
           .slab_rows = args.tables.slab_rows};
 }
 
+inline void check_blocks(const SignalGemmArguments& args) {
+  std::int64_t columns = 0;
+  for (const OperandBlock& block : args.blocks) {
+    columns += block.depth;
+    if (block.a != nullptr && block.depth >= 1 && block.k_begin >= 0 && block.k_begin + block.depth <= args.k)
+      continue;
+    throw_bad_argument("signal GEMM: a block of A at %p with columns from %d on, %d of them, of %d", block.a,
+                       block.k_begin, block.depth, args.k);
+  }
+  if (columns != args.k)
+    throw_bad_argument("signal GEMM: blocks of A have %lld columns, expected %d",
+                       static_cast<long long>(columns), args.k);
+  if (args.counters != nullptr || args.finish.gates.needed != nullptr)
+    throw_bad_argument("signal GEMM: signals, or tiles that wait at their end, with A in %zu blocks",
+                       args.blocks.size());
+}
+
 /// What every kernel needs of its arguments; alignment of operands is each kernel's own matter. Throws
 /// Error(kBadArgument).
 inline void check_shape(const SignalGemmArguments& args, int min_k) {
@@ -31,7 +48,9 @@ inline void check_shape(const SignalGemmArguments& args, int min_k) {
   if (static_cast<std::int64_t>(args.n) * args.num_weights > INT32_MAX) {
     throw_bad_argument("signal GEMM: %d weights of %d rows exceed 2^31 - 1 rows", args.num_weights, args.n);
   }
-  if (args.a == nullptr || args.b == nullptr || args.lda < args.k || args.ldb < args.k) {
+  if (!args.blocks.empty()) check_blocks(args);
+  const bool has_matrix = args.a != nullptr && args.lda >= args.k;
+  if ((args.blocks.empty() && !has_matrix) || args.b == nullptr || args.ldb < args.k) {
     throw_bad_argument(
         "signal GEMM: A and B must not be null, lda and ldb not less than k = %d; got A %p, lda %lld, B %p, "
         "ldb %lld",

@@ -64,14 +64,13 @@ void check_apart(const OverlapPlan& plan, const Matrix& out, const Matrix& in) {
   }
 }
 
-// Transfers of the plan land in A or B themselves.
+// Transfers of the plan land in A or B themselves, or leave from there.
 void check_written(const OverlapPlan& plan, const Matrix& matrix, const Matrix& other) {
   check_apart(plan, matrix, other);
   if (matrix.is_empty() || matrix.ld == matrix.cols) return;
   core::fail(
       ErrorKind::kUnsupported,
-      "{}: the leading dimension of {} is {}; parts of it arrive from other ranks, so it must be dense: "
-      "{}",
+      "{}: the leading dimension of {} is {}; parts of it travel between ranks, so it must be dense: {}",
       plan.operation, matrix.name, matrix.ld, matrix.cols);
 }
 
@@ -86,7 +85,9 @@ bool is_moved(const OverlapPlan& plan, BufferKind buffer) {
 void check_operands(const OverlapPlan& plan, const Operands& operands, int device) {
   const std::int64_t rows = plan.output_rows;
   const std::int64_t n = plan.output_cols;
-  const Matrix a{"a", operands.a, plan.grid.rows(), plan.grid.k(), operands.lda};
+  const bool has_blocks = plan.input_rows > 0;
+  const Matrix a{"a", operands.a, has_blocks ? plan.input_rows : plan.grid.rows(),
+                 has_blocks ? plan.input_cols : plan.grid.k(), operands.lda};
   const Matrix b{"b", operands.b, plan.grid.cols(), plan.grid.k(), operands.ldb};
   const Matrix out{"out", operands.out, rows, n, operands.ldo};
   check_matrix(plan, a, device);

@@ -16,13 +16,15 @@ std::int64_t aligned(std::int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+bool is_same(const Epilogue& e, const Epilogue& f) {
+  return e.bias == f.bias && e.activation == f.activation && e.residual == f.residual &&
+         e.residual_ld == f.residual_ld && e.residual_out == f.residual_out &&
+         e.residual_out_ld == f.residual_out_ld && e.rms_norm_weight == f.rms_norm_weight;
+}
+
 bool is_same(const Operands& x, const Operands& y) {
-  const Epilogue& e = x.epilogue;
-  const Epilogue& f = y.epilogue;
   return x.a == y.a && x.lda == y.lda && x.b == y.b && x.ldb == y.ldb && x.out == y.out && x.ldo == y.ldo &&
-         e.bias == f.bias && e.residual == f.residual && e.residual_ld == f.residual_ld &&
-         e.residual_out == f.residual_out && e.residual_out_ld == f.residual_out_ld &&
-         e.rms_norm_weight == f.rms_norm_weight;
+         is_same(x.epilogue, y.epilogue);
 }
 
 // Partial sums of the packed buffer that leave their sum where they were, and are restored from there.
@@ -64,7 +66,8 @@ DeviceBuffer upload_gates(int device, const std::vector<T>& table) {
 }  // namespace
 
 PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
-                                   std::vector<const SignalGemmVariant*> variants, bool as_serial, SumBy sums)
+                                   std::vector<const SignalGemmVariant*> variants, bool as_serial, SumBy sums,
+                                   int gemm_sms)
     : device_(device),
       plan_(std::move(plan)),
       variants_(std::move(variants)),
@@ -74,7 +77,8 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
     if (transfer.trigger.kind == TriggerKind::kGroup) awaited.insert(transfer.trigger.index);
   }
   transfers_output_ = is_moved(plan_, BufferKind::kOutput);
-  transfers_input_ = is_moved(plan_, BufferKind::kInput);
+  // A rank without columns of A takes part in what the others do with theirs.
+  transfers_input_ = is_moved(plan_, BufferKind::kInput) || plan_.input_rows > 0;
   transfers_weight_ = is_moved(plan_, BufferKind::kWeight);
   writes_in_place_ = has_tile_in_place(plan_);
   any_group_awaited_ = !awaited.empty();
@@ -84,17 +88,58 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
   } else {
     steps_ = transfer_steps(plan_);
     has_messages_only_ = !sends_results() && is_messages_from_the_start(plan_, steps_);
-    const GateTables gates = gate_tables(plan_, steps_);
-    start_ = upload_gates(device, gates.start);
-    finish_ = upload_gates(device, gates.finish);
-    added_ = upload_gates(device, gates.added);
-    for (const SignalGemmVariant* variant : variants_) {
-      variant->load();
-      const auto has_signals = [&](const auto& entry) { return entry.first == variant->signals_per_tile; };
-      if (std::any_of(tables_.begin(), tables_.end(), has_signals)) continue;
-      tables_.emplace_back(variant->signals_per_tile, std::make_unique<DevicePlan>(device, plan_, *variant));
-    }
+    make_tables(gate_tables(plan_, steps_), gemm_sms);
   }
+}
+
+void PreparedCudaPlan::make_tables(const GateTables& gates, int gemm_sms) {
+  waits_for_all_ = gates.waits_for_all;
+  const bool has_own_kernel = is_gated() || !plan_.input_blocks.empty();
+  fuses_epilogues_ =
+      has_own_kernel && plan_.restore.bands.empty() && !transfers_output_ && plan_.grid.k() > 0;
+  finish_ = upload_gates(device_, gates.finish);
+  added_ = upload_gates(device_, gates.added);
+  for (const SignalGemmVariant* variant : variants_) {
+    variant->load();
+    const int signals = variant->signals_per_tile;
+    const std::int64_t begun = begun_tiles(*variant, gates, gemm_sms);
+    const auto twin = std::ranges::find_if(tables_, [&](const auto& entry) {
+      return entry.second->signals == signals && entry.second->begun == begun;
+    });
+    if (twin != tables_.end()) {
+      const std::shared_ptr<VariantTables> same = twin->second;
+      tables_.emplace_back(variant, same);
+      continue;
+    }
+    const bool has_start = !gates.start.empty() && !waits_for_all_;
+    tables_.emplace_back(
+        variant,
+        std::make_shared<VariantTables>(VariantTables{
+            .signals = signals,
+            .begun = begun,
+            .plan = std::make_unique<DevicePlan>(device_, plan_, *variant, begun),
+            .start = has_start ? upload_gates(device_, start_with_begun(gates, begun)) : DeviceBuffer()}));
+  }
+}
+
+// One turn of all units where there are more tiles than that: while it lasts, the first strip of the others'
+// columns arrives. What is begun costs a tile of float32 written and read again.
+std::int64_t PreparedCudaPlan::begun_tiles(const SignalGemmVariant& variant, const GateTables& gates,
+                                           int gemm_sms) const {
+  if (variant.walk == 0 || !is_gated() || plan_.input_blocks.size() < 2) return 0;
+  const std::int64_t turn = static_cast<std::int64_t>(gemm_sms / variant.blocks_per_tile) * variant.walk;
+  if (turn == 0 || turn > plan_.grid.num_tiles() || gates.start.front() > 0) return 0;
+  return turn;
+}
+
+const PreparedCudaPlan::VariantTables& PreparedCudaPlan::tables_of(const SignalGemmVariant& variant) const {
+  return *std::ranges::find(tables_, &variant, [](const auto& entry) { return entry.first; })->second;
+}
+
+std::int64_t PreparedCudaPlan::begun_bytes() const {
+  std::int64_t most = 0;
+  for (const auto& [variant, tables] : tables_) most = std::max(most, tables->begun);
+  return aligned(most * plan_.grid.tile_m() * plan_.grid.tile_n() * static_cast<std::int64_t>(sizeof(float)));
 }
 
 std::int64_t PreparedCudaPlan::workspace_bytes() const {
@@ -102,7 +147,8 @@ std::int64_t PreparedCudaPlan::workspace_bytes() const {
   if (serial_ != nullptr) return aligned(serial_->scratch_size() * size);
   const std::int64_t dense = transfers_output_ ? aligned(plan_.output_rows * plan_.output_cols * size) : 0;
   const std::int64_t packed_buffers = sums_in_restore_ ? plan_.world_size : 1;
-  return aligned(plan_.packed_size * size) * packed_buffers + aligned(plan_.received_size * size) + dense;
+  return aligned(plan_.packed_size * size) * packed_buffers + aligned(plan_.received_size * size) + dense +
+         begun_bytes();
 }
 
 void* PreparedCudaPlan::packed() const {
@@ -115,6 +161,12 @@ void* PreparedCudaPlan::received() const {
 
 void* PreparedCudaPlan::dense_output() const {
   return static_cast<char*>(received()) + aligned(plan_.received_size * size_of(plan_.dtype));
+}
+
+void* PreparedCudaPlan::begun_sums() const {
+  const std::int64_t size = size_of(plan_.dtype);
+  const std::int64_t dense = transfers_output_ ? aligned(plan_.output_rows * plan_.output_cols * size) : 0;
+  return static_cast<char*>(dense_output()) + dense;
 }
 
 // Behind the other buffers, which a plan that adds in the packed buffer does not have.
@@ -132,16 +184,31 @@ void* PreparedCudaPlan::plain_output() {
   return plain_output_.data();
 }
 
+std::vector<OperandBlock> PreparedCudaPlan::blocks_of(const Operands& operands) const {
+  std::vector<OperandBlock> blocks;
+  for (const InputBlock& block : plan_.input_blocks) {
+    const void* const base = block.buffer == BufferKind::kInput ? operands.a : received();
+    blocks.push_back({.a = static_cast<const char*>(base) + block.offset * size_of(plan_.dtype),
+                      .k_begin = static_cast<int>(block.k_begin),
+                      .depth = static_cast<int>(block.depth)});
+  }
+  return blocks;
+}
+
 const SignalGemmVariant& PreparedCudaPlan::variant_for(const Operands& operands) const {
   const auto is_multiple = [](const void* pointer, std::int64_t ld, std::int64_t elements) {
     return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(elements * 2) == 0 &&
            ld % elements == 0;
   };
+  const std::vector<OperandBlock> blocks = blocks_of(operands);
   for (const SignalGemmVariant* variant : variants_) {
-    if (is_multiple(operands.a, operands.lda, variant->operand_alignment) &&
-        is_multiple(operands.b, operands.ldb, variant->operand_alignment)) {
-      return *variant;
-    }
+    const std::int64_t alignment = variant->operand_alignment;
+    const bool suits_a = blocks.empty() ? is_multiple(operands.a, operands.lda, alignment)
+                                        : std::ranges::all_of(blocks, [&](const OperandBlock& block) {
+                                            return is_multiple(block.a, block.depth, alignment) &&
+                                                   block.k_begin % alignment == 0;
+                                          });
+    if (suits_a && is_multiple(operands.b, operands.ldb, alignment)) return *variant;
   }
   core::fail(ErrorKind::kBadArgument,
              "{}: a at {} with lda {}, b at {} with ldb {}: addresses and leading dimensions must be "
@@ -154,20 +221,42 @@ const SignalGemmVariant& PreparedCudaPlan::variant_for(const Operands& operands)
 
 const DevicePlan& PreparedCudaPlan::tables(const Operands& operands) const {
   // Without columns to sum over nothing is read of the matrices, and any variant's tables will do.
-  if (plan_.grid.k() == 0) return *tables_.front().second;
-  const int signals = variant_for(operands).signals_per_tile;
-  return *std::find_if(tables_.begin(), tables_.end(), [&](const auto& entry) {
-            return entry.first == signals;
-          })->second;
+  if (plan_.grid.k() == 0) return *tables_.front().second->plan;
+  return *tables_of(variant_for(operands)).plan;
+}
+
+bool PreparedCudaPlan::Key::operator==(const Key& other) const {
+  return a == other.a && b == other.b && output == other.output && lda == other.lda && ldb == other.ldb &&
+         ldo == other.ldo && launch == other.launch && is_same(epilogue, other.epilogue);
 }
 
 const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* output, std::int64_t ldo,
-                                           Launch launch, int num_sms, DeviceGates gates) {
-  const bool plain = launch == Launch::kPlain;
-  const Key key{operands.a, operands.b, output, operands.lda, operands.ldb, ldo, launch};
-  const auto found =
+                                           Launch launch, int num_sms, bool is_captured, DeviceGates gates) {
+  const Epilogue epilogue =
+      launch != Launch::kPlain && fuses_epilogue(operands.epilogue) ? operands.epilogue : Epilogue{};
+  const Key key{operands.a, operands.b, output, operands.lda, operands.ldb, ldo, launch, epilogue};
+  auto found =
       std::find_if(launches_.begin(), launches_.end(), [&](const Entry& entry) { return entry.key == key; });
-  if (found != launches_.end()) return *found->gemm;
+  if (found == launches_.end()) {
+    // Their descriptors may be in device memory, which graphs keep, and calls that are not done.
+    if (launches_.size() >= kKept && !is_in_use())
+      std::erase_if(launches_, [](const Entry& entry) { return !entry.is_captured; });
+    SignalGemmArguments arguments = arguments_of(operands, output, ldo, launch);
+    arguments.finish.epilogue = epilogue;
+    arguments.finish.has_epilogue = !is_plain(epilogue);
+    arguments.num_sms = num_sms;
+    const SignalGemmVariant& variant = variant_for(operands);
+    if (launch == Launch::kGated) add_gates(gates, tables_of(variant), arguments);
+    launches_.push_back({key, variant.prepare(arguments)});
+    found = std::prev(launches_.end());
+  }
+  found->is_captured |= is_captured;
+  return *found->gemm;
+}
+
+SignalGemmArguments PreparedCudaPlan::arguments_of(const Operands& operands, void* output, std::int64_t ldo,
+                                                   Launch launch) const {
+  const bool plain = launch == Launch::kPlain;
   SignalGemmArguments arguments;
   arguments.m = static_cast<int>(plan_.grid.rows());
   arguments.n = static_cast<int>(plan_.grid.cols());
@@ -178,6 +267,7 @@ const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* outpu
   for (const Problem& problem : plan_.grid.problems())
     arguments.num_weights = std::max(arguments.num_weights, static_cast<int>(problem.weight) + 1);
   arguments.ldb = operands.ldb;
+  arguments.blocks = blocks_of(operands);
   arguments.packed = plain || plan_.packed_size == 0 ? nullptr : packed();
   arguments.packed_size = plain ? 0 : plan_.packed_size;
   arguments.output = plain || writes_in_place() ? output : nullptr;
@@ -186,35 +276,29 @@ const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* outpu
     arguments.output_rows = static_cast<int>(plan_.output_rows);
     arguments.output_cols = static_cast<int>(plan_.output_cols);
   }
-  const SignalGemmVariant& variant = variant_for(operands);
-  const DevicePlan& device_plan = tables(operands);
-  arguments.tables = plain ? device_plan.plain_tables() : device_plan.tables();
+  const VariantTables& tables = tables_of(variant_for(operands));
+  arguments.tables = plain ? tables.plan->plain_tables() : tables.plan->tables();
   // Where no transfer follows a group nobody waits, and nobody would set the counters back.
-  arguments.counters = plain || !any_group_awaited_ ? nullptr : device_plan.counters();
-  if (launch == Launch::kGated) add_gates(gates, arguments);
-  arguments.num_sms = num_sms;
-  Entry entry{key, variant.prepare(arguments)};
-  if (launches_.size() < kKept) {
-    launches_.push_back(std::move(entry));
-    return *launches_.back().gemm;
-  }
-  Entry& oldest = launches_[next_launch_++ % kKept];
-  oldest = std::move(entry);
-  return *oldest.gemm;
+  arguments.counters = plain || !any_group_awaited_ ? nullptr : tables.plan->counters();
+  arguments.begun = static_cast<int>(tables.begun);
+  arguments.sums = tables.begun > 0 ? begun_sums() : nullptr;
+  return arguments;
 }
 
-void PreparedCudaPlan::add_gates(DeviceGates gates, SignalGemmArguments& arguments) const {
-  const DeviceBuffer& needed = finish_.bytes() > 0 ? finish_ : start_;
-  gates.needed = static_cast<const std::uint32_t*>(needed.data());
-  if (finish_.bytes() == 0) {
+void PreparedCudaPlan::add_gates(DeviceGates gates, const VariantTables& tables,
+                                 SignalGemmArguments& arguments) const {
+  const bool at_end = finish_.bytes() > 0;
+  gates.needed = static_cast<const std::uint32_t*>((at_end ? finish_ : tables.start).data());
+  if (!at_end) {
+    gates.per_position = std::max(1, static_cast<int>(plan_.input_blocks.size()));
     arguments.gates = gates;
     return;
   }
-  arguments.finish = {.gates = gates,
-                      .received = received(),
-                      .offsets = static_cast<const std::int64_t*>(added_.data()),
-                      .others = plan_.world_size - 1,
-                      .lower = plan_.rank};
+  arguments.finish.gates = gates;
+  arguments.finish.received = received();
+  arguments.finish.offsets = static_cast<const std::int64_t*>(added_.data());
+  arguments.finish.others = plan_.world_size - 1;
+  arguments.finish.lower = plan_.rank;
 }
 
 bool PreparedCudaPlan::knows(const Operands& operands) const {

@@ -24,13 +24,13 @@ struct Workspace {
 
 class PreparedCudaPlan {
  public:
-  /// `sums`: who adds up partial sums.
+  /// `sums`: who adds up partial sums. `gemm_sms`: of launches beside communication.
   PreparedCudaPlan(int device, OverlapPlan plan, std::vector<const SignalGemmVariant*> variants,
-                   bool as_serial, SumBy sums);
+                   bool as_serial, SumBy sums, int gemm_sms);
 
   [[nodiscard]] const OverlapPlan& plan() const { return plan_; }
-  /// Bytes of workspace: packed and received buffer, the other ranks' partial sums where they are added here
-  /// and, for an output with gaps between its rows, one without.
+  /// Bytes of workspace: packed and received buffer, the other ranks' partial sums where they are added here,
+  /// for an output with gaps between its rows one without, and the sums of tiles that are begun.
   [[nodiscard]] std::int64_t workspace_bytes() const;
   void set_workspace(std::shared_ptr<Workspace> workspace) { workspace_ = std::move(workspace); }
 
@@ -60,6 +60,8 @@ class PreparedCudaPlan {
   [[nodiscard]] void* packed_of(std::int32_t rank) const;
   /// A dense [output rows, n] matrix, for a call whose output is not dense but travels.
   [[nodiscard]] void* dense_output() const;
+  /// What tiles that are begun have computed so far, see BlockInput.
+  [[nodiscard]] void* begun_sums() const;
   [[nodiscard]] void* scratch() const { return workspace_->memory.data(); }
   [[nodiscard]] std::int64_t scratch_bytes() const { return workspace_->memory.bytes(); }
 
@@ -68,14 +70,22 @@ class PreparedCudaPlan {
   /// Whether they are all sends and receives of one channel that wait for nothing, and there are some. If so,
   /// then on every rank.
   [[nodiscard]] bool has_messages_only() const { return has_messages_only_; }
-  [[nodiscard]] bool has_gates() const { return !plan_.gates.empty(); }
+  /// Whether tiles wait on the device for slices.
+  [[nodiscard]] bool is_gated() const { return !plan_.gates.empty() && !waits_for_all_; }
+  /// Whether the whole GEMM waits for all transfers.
+  [[nodiscard]] bool waits_for_all() const { return waits_for_all_; }
+  /// Whether the GEMM itself applies this epilogue to its tiles.
+  [[nodiscard]] bool fuses_epilogue(const Epilogue& epilogue) const {
+    return fuses_epilogues_ && epilogue.rms_norm_weight == nullptr;
+  }
 
   /// How a launch differs from others on the same matrices.
   enum class Launch { kRun, kGated, kPlain };
   /// The launch for these matrices; made on their first use, then kept. kPlain: tiles in place, not counted.
   /// kGated: tiles wait, at their start or at their end, as `gates` says, whose table is filled in here.
+  /// `is_captured`: by a CUDA graph, which needs the launch's memory as long as the plan lives.
   const PreparedGemm& gemm(const Operands& operands, void* output, std::int64_t ldo, Launch launch,
-                           int num_sms, DeviceGates gates);
+                           int num_sms, bool is_captured, DeviceGates gates);
   /// Whether these matrices have been seen, so that they need no check again.
   [[nodiscard]] bool knows(const Operands& operands) const;
   void remember(const Operands& operands);
@@ -95,24 +105,39 @@ class PreparedCudaPlan {
     const void* output = nullptr;
     std::int64_t lda = 0, ldb = 0, ldo = 0;
     Launch launch = Launch::kRun;
-    bool operator==(const Key&) const = default;
+    Epilogue epilogue;
+    bool operator==(const Key& other) const;
   };
   struct Entry {
     Key key;
     std::unique_ptr<PreparedGemm> gemm;
+    bool is_captured = false;
   };
+  /// What launches read that depends on the variant.
+  struct VariantTables {
+    int signals = 0;         ///< Of a tile.
+    std::int64_t begun = 0;  ///< See SignalGemmArguments.
+    std::unique_ptr<DevicePlan> plan;
+    DeviceBuffer start;  ///< GateTables::start
+  };
+  void make_tables(const GateTables& gates, int gemm_sms);
+  [[nodiscard]] std::int64_t begun_tiles(const SignalGemmVariant& variant, const GateTables& gates,
+                                         int gemm_sms) const;
+  [[nodiscard]] const VariantTables& tables_of(const SignalGemmVariant& variant) const;
   [[nodiscard]] const SignalGemmVariant& variant_for(const Operands& operands) const;
-  void add_gates(DeviceGates gates, SignalGemmArguments& arguments) const;
+  [[nodiscard]] std::vector<OperandBlock> blocks_of(const Operands& operands) const;
+  [[nodiscard]] std::int64_t begun_bytes() const;
+  [[nodiscard]] SignalGemmArguments arguments_of(const Operands& operands, void* output, std::int64_t ldo,
+                                                 Launch launch) const;
+  void add_gates(DeviceGates gates, const VariantTables& tables, SignalGemmArguments& arguments) const;
 
   int device_;
   OverlapPlan plan_;
   std::vector<const SignalGemmVariant*> variants_;
-  /// By the signals of a tile, in which variants with one tile shape may differ, and which the tables hold
-  /// the sums of.
-  std::vector<std::pair<int, std::unique_ptr<DevicePlan>>> tables_;
+  /// Of each of the variants.
+  std::vector<std::pair<const SignalGemmVariant*, std::shared_ptr<VariantTables>>> tables_;
   std::vector<TransferStep> steps_;
-  // GateTables on the device.
-  DeviceBuffer start_;
+  // GateTables on the device, but for `start`.
   DeviceBuffer finish_;
   DeviceBuffer added_;
   std::unique_ptr<SerialBaseline> serial_;
@@ -125,9 +150,10 @@ class PreparedCudaPlan {
   bool transfers_weight_ = false;
   bool sums_in_restore_ = false;
   bool has_messages_only_ = false;
-  static constexpr std::size_t kKept = 16;  // launches; the oldest makes room
+  bool waits_for_all_ = false;
+  bool fuses_epilogues_ = false;
+  static constexpr std::size_t kKept = 16;  // launches, or operands
   std::vector<Entry> launches_;
-  std::size_t next_launch_ = 0;
   std::vector<Operands> known_;
   std::size_t next_known_ = 0;
   DeviceBuffer plain_output_;

@@ -62,6 +62,12 @@ struct RestoreParams {
   Epilogue epilogue;
 };
 
+/// Whether the epilogue leaves the sum as it is, and stores nothing else.
+[[nodiscard]] inline bool is_plain(const Epilogue& e) {
+  return e.bias == nullptr && e.activation == Activation::kNone && e.residual == nullptr &&
+         e.residual_out == nullptr && e.rms_norm_weight == nullptr;
+}
+
 /// Enqueues one kernel (none when there is nothing to do: no rows). Throws Error(kBadArgument),
 /// Error(kUnsupported) for float32, Error(kDevice).
 void launch_restore(const RestoreParams& params, cudaStream_t stream);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "finish.h"
 #include "tile_work.h"
@@ -17,6 +18,13 @@
 namespace flashoverlap::cuda {
 
 enum class GemmType : std::uint8_t { kBf16, kFp16 };
+
+/// Columns [k_begin, k_begin + depth) of A as a matrix of their own, [m, depth] and dense.
+struct OperandBlock {
+  const void* a = nullptr;
+  int k_begin = 0;
+  int depth = 0;  ///< >= 1
+};
 
 /// Arguments of one signal GEMM. All pointers are to memory of the current device.
 struct SignalGemmArguments {
@@ -36,7 +44,15 @@ struct SignalGemmArguments {
   std::int64_t ldd = 0;          ///< elements from row to row of D, >= its columns
   DeviceTables tables;  ///< made for this variant's tile shape; uploaded before the launch is enqueued
   std::uint32_t* counters = nullptr;  ///< one per group, zero before the launch; null: no signals
-  DeviceGates gates;  ///< What tiles wait for before they load operands; needed == null: nothing
+  /// In the order in which the main loop takes them; each column is in one. Empty: A is one matrix, else `a`
+  /// and `lda` are not looked at, there are no signals, and `gates` has one for each block.
+  std::vector<OperandBlock> blocks = {};
+  /// With blocks: the first `begun` positions compute the first block's product alone, and the same tiles
+  /// come again in the `begun` positions after them. A multiple of the variant's `walk` times the grid's
+  /// units.
+  int begun = 0;
+  void* sums = nullptr;  ///< With begun > 0: begun * tile_rows * tile_cols float32, 16-byte aligned
+  DeviceGates gates;     ///< What tiles wait for before they load operands; needed == null: nothing
   DeviceFinish
       finish;  ///< What they add before they are stored; gates.needed == null: nothing. Not with `gates`.
   int num_sms = 0;  ///< SMs to use; the grid has as many blocks, rounded down to whole clusters
@@ -62,6 +78,7 @@ struct SignalGemmVariant {
   int tile_k;
   int blocks_per_tile;   ///< SMs of one compute unit: units = num_sms / blocks_per_tile
   int signals_per_tile;  ///< a group of t tiles is complete when its counter has reached t * signals_per_tile
+  int walk;              ///< tiles that a unit works on at a time, in turn; 0: tiles cannot be begun
   int operand_alignment;  ///< elements: a, b, lda and ldb must be multiples
   /// Time on one unit: relative_time * (k + overhead_k) * area of a block's part of the tile, on a scale of
   /// its own; what a tile costs besides its products counts as overhead_k more columns. Fitted to an H200

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <memory>
+#include <vector>
 
 #include "check.h"
+#include "device.h"
 #include "gemm_arguments.h"
 #include "signal_gemm.h"
 #include "sm80_kernel.cuh"
@@ -13,6 +15,14 @@ namespace {
 bool is_aligned(const void* pointer, std::int64_t ld, int elements) {
   return reinterpret_cast<std::uintptr_t>(pointer) % (static_cast<std::uintptr_t>(elements) * 2) == 0 &&
          ld % elements == 0;
+}
+
+bool are_operands_aligned(const SignalGemmArguments& args, int elements) {
+  if (!is_aligned(args.b, args.ldb, elements)) return false;
+  if (args.blocks.empty()) return is_aligned(args.a, args.lda, elements);
+  return std::ranges::all_of(args.blocks, [&](const OperandBlock& block) {
+    return is_aligned(block.a, block.depth, elements) && block.k_begin % elements == 0;
+  });
 }
 
 template <class Config>
@@ -29,23 +39,28 @@ template <class Config>
 class Prepared final : public PreparedGemm {
  public:
   explicit Prepared(const SignalGemmArguments& args)
-      : params_{.a = static_cast<const std::uint16_t*>(args.a),
-                .lda = args.lda,
-                .b = static_cast<const std::uint16_t*>(args.b),
-                .ldb = args.ldb,
+      : params_{.operands = {.a = static_cast<const std::uint16_t*>(args.a),
+                             .lda = args.lda,
+                             .b = static_cast<const std::uint16_t*>(args.b),
+                             .ldb = args.ldb,
+                             .k = args.k},
+                .blocks = nullptr,
+                .num_blocks = static_cast<std::int32_t>(args.blocks.size()),
                 .m = args.m,
-                .k = args.k,
                 .weight_rows = args.n * args.num_weights,
                 .tables = args.tables,
                 .output = make_output_params(args),
                 .counters = args.counters},
         gates_(args.gates),
         finish_(args.finish),
-        blocks_(std::min(args.num_sms, args.tables.num_positions)) {}
+        blocks_(std::min(args.num_sms, args.tables.num_positions)) {
+    if (!args.blocks.empty()) upload_blocks(args);
+  }
 
   void launch(cudaStream_t stream) const override {
-    if (gates_.needed != nullptr) {
-      gated_gemm_sm80<Config><<<blocks_, Config::kThreads, Config::kSharedBytes, stream>>>(params_, gates_);
+    if (gates_.needed != nullptr || params_.num_blocks > 0) {
+      gated_gemm_sm80<Config>
+          <<<blocks_, Config::kThreads, Config::kSharedBytes, stream>>>(params_, gates_, finish_);
     } else if (finish_.gates.needed != nullptr) {
       finishing_gemm_sm80<Config>
           <<<blocks_, Config::kThreads, Config::kSharedBytes, stream>>>(params_, finish_);
@@ -56,7 +71,24 @@ class Prepared final : public PreparedGemm {
   }
 
  private:
+  void upload_blocks(const SignalGemmArguments& args) {
+    std::vector<Operands> blocks;
+    for (const OperandBlock& block : args.blocks) {
+      blocks.push_back({.a = static_cast<const std::uint16_t*>(block.a),
+                        .lda = block.depth,
+                        .b = params_.operands.b + block.k_begin,
+                        .ldb = args.ldb,
+                        .k = block.depth});
+    }
+    const std::size_t bytes = blocks.size() * sizeof blocks.front();
+    const int device = current_device();
+    blocks_of_a_ = DeviceBuffer(device, static_cast<std::int64_t>(bytes), "blocks of A");
+    upload(device, blocks_of_a_.data(), blocks.data(), bytes);
+    params_.blocks = static_cast<const Operands*>(blocks_of_a_.data());
+  }
+
   KernelParams params_;
+  DeviceBuffer blocks_of_a_;
   DeviceGates gates_;
   DeviceFinish finish_;
   int blocks_;
@@ -65,13 +97,13 @@ class Prepared final : public PreparedGemm {
 template <class Config>
 std::unique_ptr<PreparedGemm> prepare(const SignalGemmArguments& args) {
   check_shape(args, 0);
-  if (!is_aligned(args.a, args.lda, Config::kAlignment) ||
-      !is_aligned(args.b, args.ldb, Config::kAlignment)) {
+  if (args.begun > 0) throw_bad_argument("signal GEMM on sm_80: tiles cannot be begun, %d are", args.begun);
+  if (!are_operands_aligned(args, Config::kAlignment)) {
     throw_bad_argument(
-        "signal GEMM on sm_80: A, B, lda and ldb must be multiples of %d elements; got A %p, lda %lld, B %p, "
-        "ldb %lld",
+        "signal GEMM on sm_80: A, B, lda, ldb and each block of A must be multiples of %d elements; got A "
+        "%p, lda %lld, B %p, ldb %lld, %zu blocks",
         Config::kAlignment, args.a, static_cast<long long>(args.lda), args.b,
-        static_cast<long long>(args.ldb));
+        static_cast<long long>(args.ldb), args.blocks.size());
   }
   load_kernel<Config>();
   return std::make_unique<Prepared<Config>>(args);
@@ -88,6 +120,7 @@ constexpr SignalGemmVariant describe(const char* name) {
           .tile_k = Config::kTileK,
           .blocks_per_tile = 1,
           .signals_per_tile = 1,
+          .walk = 0,
           .operand_alignment = Config::kAlignment,
           // Measured for the wide kernel on an H200 (0.35 of cuBLAS); the others are taken to be as quick.
           .relative_time = Config::kAlignment == 1 ? 6.0 : 2.9,

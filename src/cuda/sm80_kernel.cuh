@@ -48,13 +48,20 @@ struct Config {
   static_assert(kSharedBytes <= 99 * 1024, "shared memory of an sm_86 or sm_89 block");
 };
 
-struct KernelParams {
+/// Columns of A, and those of B that they are multiplied with.
+struct Operands {
   const std::uint16_t* a;
   std::int64_t lda;
   const std::uint16_t* b;
   std::int64_t ldb;
-  std::int32_t m;
   std::int32_t k;
+};
+
+struct KernelParams {
+  Operands operands;
+  const Operands* blocks;   // of A, which the main loop takes one after the other; null: `operands` are all
+  std::int32_t num_blocks;  // 0: none
+  std::int32_t m;
   std::int32_t weight_rows;
   DeviceTables tables;
   OutputParams output;
@@ -166,19 +173,19 @@ __device__ __forceinline__ void multiply_step(const std::uint16_t* stage, int st
 }
 
 template <class Config, bool kIsGated>
-__device__ __forceinline__ void multiply_tile(const KernelParams& params, const TileWork& work,
-                                              std::uint16_t* shared, Accumulators<Config>& acc, int warp,
-                                              int lane) {
-  const OperandLoader<Config, Config::kTileM, kIsGated> a(params.a, params.lda, work.row_begin,
+__device__ __forceinline__ void multiply_tile(const Operands& operands, const KernelParams& params,
+                                              const TileWork& work, std::uint16_t* shared,
+                                              Accumulators<Config>& acc, int warp, int lane) {
+  const OperandLoader<Config, Config::kTileM, kIsGated> a(operands.a, operands.lda, work.row_begin,
                                                           params.m - work.row_begin);
-  const OperandLoader<Config, Config::kTileN, kIsGated> b(params.b, params.ldb, work.weight_row,
+  const OperandLoader<Config, Config::kTileN, kIsGated> b(operands.b, operands.ldb, work.weight_row,
                                                           params.weight_rows - work.weight_row);
-  const int k_tiles = (params.k + Config::kTileK - 1) / Config::kTileK;
+  const int k_tiles = (operands.k + Config::kTileK - 1) / Config::kTileK;
   const auto load_stage = [&](int k_tile) {
     if (k_tile < k_tiles) {
       std::uint16_t* stage = shared + (k_tile % Config::kStages) * Config::kStageElements;
-      a.load(stage, k_tile * Config::kTileK, params.k);
-      b.load(stage + Config::kTileM * Config::kTileK, k_tile * Config::kTileK, params.k);
+      a.load(stage, k_tile * Config::kTileK, operands.k);
+      b.load(stage + Config::kTileM * Config::kTileK, k_tile * Config::kTileK, operands.k);
     }
     ptx::copy_async_commit_group();  // also an empty one: groups are counted
   };
@@ -218,6 +225,21 @@ __device__ __forceinline__ void convert_tile(const Accumulators<Config>& acc, st
   }
 }
 
+// What is stored of 8 elements of a tile.
+template <class Finish>
+__device__ __forceinline__ uint4 finish_vector(const uint4& own, const TileWork& work, int row, int col,
+                                               const Finish& finish) {
+  if constexpr (Finish::kAdds) {
+    if (finish.adds()) {
+      typename Finish::Sum sum;
+      for (int rank = 0; rank < finish.num_ranks(); ++rank)
+        sum.add(finish.is_own(rank) ? own : finish.part(work, row, col, rank));
+      return finish.complete(sum.values, work, row, col);
+    }
+  }
+  return finish.complete(own, work, row, col, finish.residual(work, row, col));
+}
+
 template <class Config, class Finish>
 __device__ __forceinline__ void store_tile(const KernelParams& params, const TileWork& work,
                                            const std::uint16_t* shared, const Finish& finish) {
@@ -229,13 +251,8 @@ __device__ __forceinline__ void store_tile(const KernelParams& params, const Til
     std::uint16_t* const to = row_address<Config::kTileN>(params.output, work, row);
     if (to == nullptr) continue;
     uint4 elements = *reinterpret_cast<const uint4*>(shared + row * Config::kOutputStride + col);
-    if constexpr (Finish::kAdds) {
-      if (finish.adds()) {
-        typename Finish::Sum sum;
-        for (int rank = 0; rank < finish.num_ranks(); ++rank)
-          sum.add(finish.is_own(rank) ? elements : finish.part(work, row, col, rank));
-        elements = sum.take();
-      }
+    if constexpr (Finish::kChanges) {
+      if (finish.changes()) elements = finish_vector(elements, work, row, col, finish);
     }
     store_vector(to + col, elements, work.cols - col);
   }
@@ -253,11 +270,15 @@ __device__ __forceinline__ void run_kernel(const KernelParams& params, const typ
   Finish finish(finish_params, params.tables.num_positions, first, step);
   for (ScheduleWalk walk(params.tables, first, step); !walk.done(); walk.advance()) {
     Accumulators<Config> acc{};
-    gate.wait();  // every warp for its own loads
-    multiply_tile<Config, !std::is_same_v<Gate, NoGate>>(params, walk.work(), shared, acc, warp, lane);
+    for (int b = 0; b < max(1, params.num_blocks); ++b) {
+      gate.wait();  // every warp for its own loads
+      const Operands& operands = params.num_blocks > 0 ? params.blocks[b] : params.operands;
+      multiply_tile<Config, !std::is_same_v<Gate, NoGate>>(operands, params, walk.work(), shared, acc, warp,
+                                                           lane);
+    }
     convert_tile<Config>(acc, shared, warp, lane);
     __syncthreads();
-    finish.begin_tile();  // every warp for its own part
+    finish.begin_tile(walk.work());  // every warp for its own part
     store_tile<Config>(params, walk.work(), shared, finish);
     // Orders every thread's stores before thread 0's addition, and every thread's reads before the next
     // tile's loads.
@@ -275,19 +296,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   run_kernel<Config, NoGate, NoFinish>(params, {}, {});
 }
 
-// The same with gates, at the start of tiles or at their end: kernels of their own, so that the one above
-// stays as it is.
+// The same with gates, at the start of tiles and of blocks, or at the end of tiles: kernels of their own, so
+// that the one above stays as it is.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    gated_gemm_sm80(const __grid_constant__ KernelParams params, const __grid_constant__ DeviceGates gates) {
-  run_kernel<Config, SliceGate<false>, NoFinish>(params, gates, {});
+    gated_gemm_sm80(const __grid_constant__ KernelParams params, const __grid_constant__ DeviceGates gates,
+                    const __grid_constant__ DeviceFinish finish) {
+  run_kernel<Config, SliceGate<false>, TileFinish<Config::kIsBf16, false>>(params, gates, finish);
 }
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     finishing_gemm_sm80(const __grid_constant__ KernelParams params,
                         const __grid_constant__ DeviceFinish finish) {
-  run_kernel<Config, NoGate, TileSum<Config::kIsBf16>>(params, {}, finish);
+  run_kernel<Config, NoGate, TileFinish<Config::kIsBf16, true>>(params, {}, finish);
 }
 
 }  // namespace flashoverlap::cuda::sm80

@@ -40,6 +40,7 @@ struct Config {
 
   static constexpr int kConsumerWarpgroups = 2;
   static constexpr int kWarpgroupThreads = 128;
+  static constexpr int kTileThreads = kWarpgroupThreads * (kIsPingpong ? 1 : kConsumerWarpgroups);
   static constexpr int kThreads = (1 + kConsumerWarpgroups) * kWarpgroupThreads;
 
   using TileShape = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;

@@ -3,8 +3,9 @@
 // Roles of a block's three warpgroups: the first is the producer (warp 0 loads operands with the copy engine,
 // warps 2 and 3 are the store warps of the two consumers, warp 1 idles), the other two multiply, and add what
 // other ranks have sent (finish.h). Every role walks the schedule by itself: a cluster takes positions p =
-// cluster, cluster + clusters, ... Source of the scheme: arXiv 2504.19519, section 3; there the signal is
-// raised by the block that computes, here by a warp that does nothing else.
+// cluster, cluster + clusters, ... What the operands are, what is waited for, and what happens at a tile's
+// end are policies: sm90_input.cuh, gate.cuh, finish.cuh. Source of the scheme: arXiv 2504.19519, section 3;
+// there the signal is raised by the block that computes, here by a warp that does nothing else.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -14,6 +15,7 @@
 #include "gate.cuh"
 #include "schedule_walk.cuh"
 #include "sm90_config.cuh"
+#include "sm90_input.cuh"
 #include "sm90_store.cuh"
 
 namespace flashoverlap::cuda::sm90 {
@@ -59,8 +61,7 @@ struct Kernel {
   static constexpr int kSlots = Config::kStagingSlots;
   static constexpr std::uint32_t kProducerRegisters = 40;
   static constexpr std::uint32_t kConsumerRegisters = 232;
-  static constexpr int kAccumulators =  // of a thread
-      Config::kTileM * Config::kTileN / (Config::kWarpgroupThreads * (Config::kIsPingpong ? 1 : 2));
+  static constexpr int kAccumulators = Config::kTileM * Config::kTileN / Config::kTileThreads;  // of a thread
   static constexpr int kLoadsAhead = kAccumulators > 128 ? 4 : 8;  // of add_to_chunk
 
   enum ProducerWarp { kLoadWarp = 0, kFirstStoreWarp = 2 };
@@ -91,9 +92,9 @@ struct Kernel {
 
   static constexpr bool kIsBf16 = std::is_same_v<Element, cutlass::bfloat16_t>;
 
-  template <class Gate, class Finish>
-  static __device__ void run(const Params& params, Storage& storage, const typename Gate::Params& gates,
-                             const typename Finish::Params& finish) {
+  template <class Input, class Gate, class Finish>
+  static __device__ void run(const Params& params, Storage& storage, const typename Input::Params& input,
+                             const typename Gate::Params& gates, const typename Finish::Params& finish) {
     const Place place;
     if (threadIdx.x == 0) {
       Mainloop::prefetch_tma_descriptors(params.mainloop);
@@ -113,13 +114,13 @@ struct Kernel {
     if (place.warpgroup == 0) {
       cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
       if (place.warp_in_group == kLoadWarp) {
-        load<Gate>(params, storage, pipeline, place, gates);
+        load<Input, Gate>(params, storage, pipeline, place, input, gates);
       } else if (place.warp_in_group >= kFirstStoreWarp) {
-        store(params, storage, place, place.warp_in_group - kFirstStoreWarp);
+        store<Input>(params, storage, place, place.warp_in_group - kFirstStoreWarp, input);
       }
     } else {
       cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-      multiply<Finish>(params, storage, pipeline, order, place, place.warpgroup - 1, finish);
+      multiply<Input, Finish>(params, storage, pipeline, order, place, place.warpgroup - 1, input, finish);
     }
   }
 
@@ -134,71 +135,103 @@ struct Kernel {
     return ScheduleWalk(params.tables, first_position(place, consumer), stride(place));
   }
 
-  static __device__ int num_k_tiles(const Params& params) {
-    return (params.k + Config::kTileK - 1) / Config::kTileK;
-  }
-
-  template <class Gate>
-  static __device__ void load(const Params& params, Storage& storage, Pipeline& pipeline, const Place& place,
-                              const typename Gate::Params& gates) {
+  // Loads the operands of one tile: the first `depth` columns of the matrices that `operands` describes.
+  static __device__ void load_columns(const typename Mainloop::Params& operands, const Params& params,
+                                      int depth, const TileWork& work, Storage& storage, Pipeline& pipeline,
+                                      PipelineState& state, const Place& place) {
     using namespace cute;
     Mainloop mainloop;
     using X = Underscore;
     constexpr typename Config::TileShape kTile{};
-    const Tensor a = params.mainloop.tma_load_a.get_tma_tensor(make_shape(params.m, params.k, 1));
-    const Tensor b = params.mainloop.tma_load_b.get_tma_tensor(make_shape(params.weight_rows, params.k, 1));
-    const int k_tiles = num_k_tiles(params);
+    const Tensor a = operands.tma_load_a.get_tma_tensor(make_shape(params.m, depth, 1));
+    const Tensor b = operands.tma_load_b.get_tma_tensor(make_shape(params.weight_rows, depth, 1));
+    const int k_tiles = (depth + Config::kTileK - 1) / Config::kTileK;
+    // Tiles may start at any row: a plan cuts them from each owner's or expert's first row.
+    const int row = work.row_begin + place.block_row() * Config::kTileM;
+    const int weight_row = work.weight_row + place.block_col() * Config::kTileN;
+    const auto a_tiles =
+        local_tile(domain_offset(make_coord(row, 0, 0), a), kTile, make_coord(_, _, _), Step<_1, X, _1>{});
+    const auto b_tiles = local_tile(domain_offset(make_coord(weight_row, 0, 0), b), kTile,
+                                    make_coord(_, _, _), Step<X, _1, _1>{});
+    mainloop.load(operands, pipeline, state, cute::make_tuple(a_tiles, b_tiles), make_coord(0, 0, _, 0),
+                  make_coord_iterator(k_tiles), k_tiles, place.lane,
+                  static_cast<std::uint32_t>(place.block_in_cluster), storage.operands);
+    state.advance(k_tiles);
+  }
+
+  // Each block of a cluster waits at a gate by itself: its neighbours' loads reach its shared memory only
+  // after it has freed a stage, not what it reads.
+  template <class Input, class Gate>
+  static __device__ void load(const Params& params, Storage& storage, Pipeline& pipeline, const Place& place,
+                              const typename Input::Params& input_params,
+                              const typename Gate::Params& gates) {
     PipelineState state = cutlass::make_producer_start_state<Pipeline>();
+    const Input input(input_params, params.k);
     Gate gate(gates, params.tables.num_positions, place.cluster, place.clusters);
     ptx::wait_for_previous_kernels();
+    [[maybe_unused]] int position = place.cluster;
     for (ScheduleWalk walk(params.tables, place.cluster, place.clusters); !walk.done(); walk.advance()) {
-      // Each block of a cluster waits by itself: its neighbours' loads reach its shared memory only after it
-      // has freed a stage, not what it reads.
-      gate.wait();
-      // Tiles may start at any row: a plan cuts them from each owner's or expert's first row.
-      const int row = walk.work().row_begin + place.block_row() * Config::kTileM;
-      const int weight_row = walk.work().weight_row + place.block_col() * Config::kTileN;
-      const auto a_tiles =
-          local_tile(domain_offset(make_coord(row, 0, 0), a), kTile, make_coord(_, _, _), Step<_1, X, _1>{});
-      const auto b_tiles = local_tile(domain_offset(make_coord(weight_row, 0, 0), b), kTile,
-                                      make_coord(_, _, _), Step<X, _1, _1>{});
-      mainloop.load(params.mainloop, pipeline, state, cute::make_tuple(a_tiles, b_tiles),
-                    make_coord(0, 0, _, 0), make_coord_iterator(k_tiles), k_tiles, place.lane,
-                    static_cast<std::uint32_t>(place.block_in_cluster), storage.operands);
-      state.advance(k_tiles);
+      if constexpr (Input::kHasBlocks) {
+        for (int b = 0; b < input.num_blocks(); ++b) {
+          gate.wait();
+          if (!input.takes(position, b)) continue;
+          const BlockOperands<Config>& block = input.block(b);
+          load_columns(block.mainloop, params, block.depth, walk.work(), storage, pipeline, state, place);
+        }
+        position += place.clusters;
+      } else {
+        gate.wait();
+        load_columns(params.mainloop, params, params.k, walk.work(), storage, pipeline, state, place);
+      }
     }
     // The next launch in this stream, if it is one of ours, may set up now; it waits before it touches what
     // we write. Not earlier: its blocks would sit on the SMs that this launch leaves to communication.
     __syncwarp();  // one thread loads; the others are here already
     ptx::let_next_kernel_start();
     // A block must not exit while a neighbour may still signal its barriers.
+    Mainloop mainloop;
     mainloop.load_tail(pipeline, state);
   }
 
-  template <class Finish>
+  template <class Input, class Finish>
   static __device__ void multiply(const Params& params, Storage& storage, Pipeline& pipeline,
                                   typename Storage::Order& order, const Place& place, int consumer,
+                                  const typename Input::Params& input_params,
                                   const typename Finish::Params& finish_params) {
     using namespace cute;
     Mainloop mainloop;
     typename Config::TiledMma tiled_mma;
-    const int k_tiles = num_k_tiles(params);
+    const Input input(input_params, params.k);
     const int thread =
         static_cast<int>(threadIdx.x) - Config::kWarpgroupThreads * (Config::kIsPingpong ? 1 + consumer : 1);
+    int position = first_position(place, consumer);
     PipelineState state;
     StagingState<kSlots> staging;
-    if (Config::kIsPingpong && consumer == 1) state.advance(k_tiles);
-    Finish finish(finish_params, params.tables.num_positions, first_position(place, consumer), stride(place));
-    if constexpr (Finish::kAdds) ptx::wait_for_previous_kernels();  // the count of arrivals begins anew
+    if (Config::kIsPingpong && consumer == 1) state.advance(input.k_tiles(first_position(place, 0)));
+    Finish finish(finish_params, params.tables.num_positions, position, stride(place));
+    // What other kernels have written is read here: the count of arrivals that begins anew, a residual.
+    if constexpr (Finish::kChanges) ptx::wait_for_previous_kernels();
 
     for (ScheduleWalk walk = consumer_walk(params, place, consumer); !walk.done(); walk.advance()) {
+      const int k_tiles = input.k_tiles(position);
       Tensor accumulators = partition_fragment_C(tiled_mma, take<0, 2>(typename Config::TileShape{}));
       if constexpr (Config::kIsPingpong) order.wait();
       mainloop.mma(pipeline, state, accumulators, k_tiles, thread, storage.operands, params.mainloop);
       if constexpr (Config::kIsPingpong) order.arrive();
       mainloop.mma_tail(pipeline, state, k_tiles);
-      state.advance(Config::kIsPingpong ? 2 * k_tiles : k_tiles);
-      finish.begin_tile();
+      // The other consumer's tile comes in between.
+      state.advance(Config::kIsPingpong ? k_tiles + input.k_tiles(position + place.clusters) : k_tiles);
+      finish.begin_tile(walk.work());
+      if constexpr (Input::kHasBlocks) {
+        const int computed = position;
+        position += stride(place);
+        if (input.is_begun(computed)) {
+          input.keep(accumulators, computed, place.block_in_cluster, thread);
+          continue;
+        }
+        if (input.is_continued(computed))
+          input.add_kept(accumulators, computed, place.block_in_cluster, thread);
+      }
       stage_tile(storage, accumulators, staging, consumer, place, walk.work(), finish);
     }
   }
@@ -223,11 +256,13 @@ struct Kernel {
         std::uint8_t* const staged = storage.staging[consumer].chunks[staging.slot];
         stage_chunk<kIsBf16>(staged, accumulators, atom * (Config::kTileN / 2) + chunk * 32,
                              place.warp_in_group, place.lane);
-        if constexpr (Finish::kAdds) {
-          if (finish.adds()) {
+        if constexpr (Finish::kChanges) {
+          if (finish.changes()) {
             __syncwarp();
-            add_to_chunk<kLoadsAhead>(work, chunk_position(place, consumer, atom, chunk), staged,
-                                      place.warp_in_group, place.lane, finish);
+            finish_chunk<kLoadsAhead>(work,
+                                      ChunkPart(work, chunk_position(place, consumer, atom, chunk), staged,
+                                                place.warp_in_group, place.lane),
+                                      finish);
           }
         }
         ptx::fence_proxy_async_shared();
@@ -245,13 +280,21 @@ struct Kernel {
             .slab_map = &params.slab_map};
   }
 
-  static __device__ void store(const Params& params, Storage& storage, const Place& place, int consumer) {
+  template <class Input>
+  static __device__ void store(const Params& params, Storage& storage, const Place& place, int consumer,
+                               const typename Input::Params& input_params) {
     const StoreParams out = store_params(params);
     ChunkStorer<kSlots, Config::kPlanTileN> storer(out, storage.staging[consumer],
                                                    storage.staging_barriers[consumer], place.lane);
     std::uint32_t finished = 0;
+    [[maybe_unused]] int position = first_position(place, consumer);
     ptx::wait_for_previous_kernels();
     for (ScheduleWalk walk = consumer_walk(params, place, consumer); !walk.done(); walk.advance()) {
+      if constexpr (Input::kHasBlocks) {
+        const bool is_begun = Input(input_params, params.k).is_begun(position);
+        position += stride(place);
+        if (is_begun) continue;
+      }
       const TileWork& work = walk.work();
       for (int atom = 0; atom < Config::kAtomsPerWarpgroup; ++atom) {
         for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk)
@@ -273,8 +316,9 @@ struct Kernel {
   }
 };
 
-template <class Config, class Gate, class Finish>
+template <class Config, class Input, class Gate, class Finish>
 __device__ __forceinline__ void run_kernel(const KernelParams<Config>& params,
+                                           const typename Input::Params& input,
                                            const typename Gate::Params& gates,
                                            const typename Finish::Params& finish) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -283,31 +327,43 @@ __device__ __forceinline__ void run_kernel(const KernelParams<Config>& params,
   const std::uint32_t misalignment = ptx::shared_address(raw) & 1023U;
   auto& storage =
       *reinterpret_cast<SharedStorage<Config>*>(raw + (misalignment == 0 ? 0 : 1024U - misalignment));
-  Kernel<Config>::template run<Gate, Finish>(params, storage, gates, finish);
+  Kernel<Config>::template run<Input, Gate, Finish>(params, storage, input, gates, finish);
 #endif
 }
+
+template <class Config, bool kAdds>
+using FinishOf = TileFinish<Kernel<Config>::kIsBf16, kAdds>;
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     signal_gemm_sm90(const __grid_constant__ KernelParams<Config> params) {
-  run_kernel<Config, NoGate, NoFinish>(params, {}, {});
+  run_kernel<Config, MatrixInput<Config>, NoGate, NoFinish>(params, {}, {}, {});
 }
 
-// The same with gates, at the start of tiles or at their end: kernels of their own, so that the one above
-// stays as it is.
+// The same with gates, at the start of tiles, at their end or on the way through the blocks of A: kernels of
+// their own, so that the one above stays as it is. Their tiles' epilogue is applied before they are stored.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     gated_gemm_sm90(const __grid_constant__ KernelParams<Config> params,
-                    const __grid_constant__ DeviceGates gates) {
-  run_kernel<Config, SliceGate<true>, NoFinish>(params, gates, {});
+                    const __grid_constant__ DeviceGates gates, const __grid_constant__ DeviceFinish finish) {
+  run_kernel<Config, MatrixInput<Config>, SliceGate<true>, FinishOf<Config, false>>(params, {}, gates,
+                                                                                    finish);
 }
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     finishing_gemm_sm90(const __grid_constant__ KernelParams<Config> params,
                         const __grid_constant__ DeviceFinish finish) {
-  run_kernel<Config, NoGate, TileSum<std::is_same_v<typename Config::Element, cutlass::bfloat16_t>>>(
-      params, {}, finish);
+  run_kernel<Config, MatrixInput<Config>, NoGate, FinishOf<Config, true>>(params, {}, {}, finish);
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    block_gemm_sm90(const __grid_constant__ KernelParams<Config> params,
+                    const __grid_constant__ typename BlockInput<Config>::Params input,
+                    const __grid_constant__ DeviceGates gates, const __grid_constant__ DeviceFinish finish) {
+  run_kernel<Config, BlockInput<Config>, SliceGate<true>, FinishOf<Config, false>>(params, input, gates,
+                                                                                   finish);
 }
 
 }  // namespace flashoverlap::cuda::sm90

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
+#include <vector>
 
 #include "check.h"
+#include "device.h"
 #include "gemm_arguments.h"
 #include "signal_gemm.h"
 #include "sm90_kernel.cuh"
@@ -24,6 +26,10 @@ template <class Config>
 constexpr int kSharedBytes = static_cast<int>(sizeof(SharedStorage<Config>)) +
                              1024;  // alignment slack, see the kernel
 
+/// Tiles that a cluster works on in turn: a cluster's consumer takes every second one of a pingpong kernel.
+template <class Config>
+constexpr int kWalk = Config::kIsPingpong ? 2 : 1;
+
 template <class Config>
 void load_kernel() {
   static_assert(kSharedBytes<Config> <= 232448, "shared memory of an sm_90 block");
@@ -34,19 +40,34 @@ void load_kernel() {
       gated_gemm_sm90<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Config>));
   FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(
       finishing_gemm_sm90<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Config>));
+  FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(
+      block_gemm_sm90<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Config>));
+}
+
+template <class Config>
+typename Config::Mainloop::Params make_operands(const SignalGemmArguments& args, const void* a,
+                                                std::int64_t lda, const void* b, int depth) {
+  using Element = typename Config::Element;
+  const int weight_rows = args.n * args.num_weights;
+  const typename Config::StrideRowMajor stride_a{lda, {}, lda * args.m};
+  const typename Config::StrideRowMajor stride_b{args.ldb, {}, args.ldb * weight_rows};
+  return Config::Mainloop::to_underlying_arguments(
+      cute::make_shape(args.m, weight_rows, depth, 1),
+      {static_cast<const Element*>(a), stride_a, static_cast<const Element*>(b), stride_b}, nullptr);
+}
+
+/// Of one block, with its columns of B.
+template <class Config>
+BlockOperands<Config> make_block(const SignalGemmArguments& args, const OperandBlock& block) {
+  const void* const b = static_cast<const std::uint16_t*>(args.b) + block.k_begin;
+  return {make_operands<Config>(args, block.a, block.depth, b, block.depth), block.depth};
 }
 
 template <class Config>
 KernelParams<Config> make_params(const SignalGemmArguments& args) {
-  using Mainloop = typename Config::Mainloop;
-  using Element = typename Config::Element;
-  const auto shape = cute::make_shape(args.m, args.n * args.num_weights, args.k, 1);
-  const typename Config::StrideRowMajor stride_a{args.lda, {}, args.lda * args.m};
-  const typename Config::StrideRowMajor stride_b{args.ldb, {}, args.ldb * args.n * args.num_weights};
   KernelParams<Config> params{};
-  params.mainloop = Mainloop::to_underlying_arguments(
-      shape, {static_cast<const Element*>(args.a), stride_a, static_cast<const Element*>(args.b), stride_b},
-      nullptr);
+  params.mainloop = args.blocks.empty() ? make_operands<Config>(args, args.a, args.lda, args.b, args.k)
+                                        : make_block<Config>(args, args.blocks.front()).mainloop;
   params.m = args.m;
   params.k = args.k;
   params.weight_rows = args.n * args.num_weights;
@@ -67,14 +88,23 @@ KernelParams<Config> make_params(const SignalGemmArguments& args) {
   return params;
 }
 
+inline bool are_operands_aligned(const SignalGemmArguments& args) {
+  if (!is_copy_engine_aligned(args.b, args.ldb)) return false;
+  if (args.blocks.empty()) return is_copy_engine_aligned(args.a, args.lda);
+  return std::ranges::all_of(args.blocks, [](const OperandBlock& block) {
+    return is_copy_engine_aligned(block.a, block.depth) && block.k_begin % kCopyEngineElements == 0;
+  });
+}
+
 template <class Config>
 void check_arguments(const SignalGemmArguments& args) {
   check_shape(args, 1);
-  if (!is_copy_engine_aligned(args.a, args.lda) || !is_copy_engine_aligned(args.b, args.ldb)) {
+  if (!are_operands_aligned(args)) {
     throw_bad_argument(
-        "signal GEMM on sm_90a: A, B, lda, ldb must be multiples of 16 bytes; got A %p, lda %lld, B %p, ldb "
-        "%lld",
-        args.a, static_cast<long long>(args.lda), args.b, static_cast<long long>(args.ldb));
+        "signal GEMM on sm_90a: A, B, lda, ldb and each block of A must be multiples of 16 bytes; got A %p, "
+        "lda %lld, B %p, ldb %lld, %zu blocks",
+        args.a, static_cast<long long>(args.lda), args.b, static_cast<long long>(args.ldb),
+        args.blocks.size());
   }
   if (args.packed != nullptr && !is_copy_engine_aligned(args.packed, 0)) {
     throw_bad_argument("signal GEMM on sm_90a: the packed buffer must be aligned to 16 bytes, got %p",
@@ -86,14 +116,46 @@ void check_arguments(const SignalGemmArguments& args) {
   }
 }
 
+/// Blocks of A as the kernel reads them.
+template <class Config>
+class DeviceBlocks {
+ public:
+  explicit DeviceBlocks(const SignalGemmArguments& args) {
+    if (args.blocks.empty()) return;
+    std::vector<BlockOperands<Config>> blocks;
+    const auto k_tiles = [](int depth) { return (depth + Config::kTileK - 1) / Config::kTileK; };
+    for (const OperandBlock& block : args.blocks) {
+      blocks.push_back(make_block<Config>(args, block));
+      params_.all_k_tiles += k_tiles(block.depth);
+    }
+    const std::size_t bytes = blocks.size() * sizeof blocks.front();
+    const int device = current_device();
+    memory_ = DeviceBuffer(device, static_cast<std::int64_t>(bytes), "descriptors of blocks");
+    upload(device, memory_.data(), blocks.data(), bytes);
+    params_.blocks = static_cast<const BlockOperands<Config>*>(memory_.data());
+    params_.num_blocks = static_cast<std::int32_t>(blocks.size());
+    params_.first_k_tiles = k_tiles(args.blocks.front().depth);
+    params_.begun = args.begun;
+    params_.sums = static_cast<float4*>(args.sums);
+  }
+  [[nodiscard]] const typename BlockInput<Config>::Params& params() const { return params_; }
+
+ private:
+  DeviceBuffer memory_;
+  typename BlockInput<Config>::Params params_;
+};
+
 template <class Config>
 class Prepared final : public PreparedGemm {
  public:
   explicit Prepared(const SignalGemmArguments& args)
-      : params_(make_params<Config>(args)), gates_(args.gates), finish_(args.finish) {
+      : params_(make_params<Config>(args)), blocks_of_a_(args), gates_(args.gates), finish_(args.finish) {
     const int clusters =
         std::min(args.num_sms / Config::kClusterBlocks, std::max(1, args.tables.num_positions));
     blocks_ = clusters * Config::kClusterBlocks;
+    if (args.begun % (clusters * kWalk<Config>) != 0 || 2 * args.begun > args.tables.num_positions)
+      throw_bad_argument("signal GEMM: %d tiles of %d positions are begun by %d clusters that walk by %d",
+                         args.begun, args.tables.num_positions, clusters, kWalk<Config>);
   }
 
   void launch(cudaStream_t stream) const override {
@@ -112,8 +174,11 @@ class Prepared final : public PreparedGemm {
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = std::size(attributes);
-    if (gates_.needed != nullptr) {
-      FLASHOVERLAP_CUDA_CHECK(cudaLaunchKernelEx(&config, gated_gemm_sm90<Config>, params_, gates_));
+    if (blocks_of_a_.params().num_blocks > 0) {
+      FLASHOVERLAP_CUDA_CHECK(cudaLaunchKernelEx(&config, block_gemm_sm90<Config>, params_,
+                                                 blocks_of_a_.params(), gates_, finish_));
+    } else if (gates_.needed != nullptr) {
+      FLASHOVERLAP_CUDA_CHECK(cudaLaunchKernelEx(&config, gated_gemm_sm90<Config>, params_, gates_, finish_));
     } else if (finish_.gates.needed != nullptr) {
       FLASHOVERLAP_CUDA_CHECK(cudaLaunchKernelEx(&config, finishing_gemm_sm90<Config>, params_, finish_));
     } else {
@@ -123,6 +188,7 @@ class Prepared final : public PreparedGemm {
 
  private:
   KernelParams<Config> params_;
+  DeviceBlocks<Config> blocks_of_a_;
   DeviceGates gates_;
   DeviceFinish finish_;
   int blocks_ = 0;
@@ -147,6 +213,7 @@ constexpr SignalGemmVariant describe(const char* name, double relative_time) {
           .tile_k = Config::kTileK,
           .blocks_per_tile = Config::kClusterBlocks,
           .signals_per_tile = Config::kSignalsPerTile,
+          .walk = kWalk<Config>,
           .operand_alignment = kCopyEngineElements,
           .relative_time = relative_time,
           // A pingpong kernel stores one tile while it multiplies the next.

@@ -107,53 +107,100 @@ struct SumWalk {
   }
 };
 
-// Makes the 16 rows of a chunk that this warp has staged the sum over all ranks, where they lie. A warp has
-// little to hide the way to memory behind but its own loads, so kAhead of them are on their way at a time. By
-// the warps that multiply: with the store warp alone whole calls took 1.3 times as long
-// (docs/gpu-cluster.md).
+// A warp's part of a chunk, whose 16 rows it has staged itself: a lane has one column of vectors.
+struct ChunkPart {
+  std::uint8_t* chunk;
+  ChunkPosition at;
+  int vector;
+  int first;  // row in the chunk
+  int end;
+
+  __device__ ChunkPart(const TileWork& work, const ChunkPosition& position, std::uint8_t* staged,
+                       int warp_in_group, int lane)
+      : chunk(staged),
+        at(position),
+        vector(lane & 7),
+        first(warp_in_group * kWarpRows),
+        end(min(first + kWarpRows, work.rows - position.row)) {
+    if (col() >= work.cols) end = first;
+    first += lane >> 3;
+  }
+  __device__ int col() const { return at.col + vector * 8; }
+  __device__ int tile_row(int row) const { return at.row + row; }
+  __device__ uint4* own(int row) const {
+    return reinterpret_cast<uint4*>(chunk + swizzled_offset(row, vector));
+  }
+};
+
+// Makes a warp's part of a chunk the sum over all ranks, where it lies. A warp has little to hide the way to
+// memory behind but its own loads, so kAhead of them are on their way at a time. By the warps that multiply:
+// with the store warp alone whole calls took 1.3 times as long (docs/gpu-cluster.md).
 template <int kAhead, class Finish>
-__device__ __forceinline__ void add_to_chunk(const TileWork& work, const ChunkPosition& at,
-                                             std::uint8_t* chunk, int warp_in_group, int lane,
+__device__ __forceinline__ void add_to_chunk(const TileWork& work, const ChunkPart& mine,
                                              const Finish& finish) {
-  const int vector = lane & 7;
-  const int col = at.col + vector * 8;
-  const int first = warp_in_group * kWarpRows;
-  const int end = min(first + kWarpRows, work.rows - at.row);
-  if (col >= work.cols) return;
-  const auto own = [&](int row) { return reinterpret_cast<uint4*>(chunk + swizzled_offset(row, vector)); };
   typename Finish::Sum sum;
-  SumWalk added{first + (lane >> 3)};
+  SumWalk added{mine.first};
   const auto add = [&](const uint4& part) {
     const int row = added.row;
     sum.add(part);
-    if (added.advance(finish.num_ranks())) *own(row) = sum.take();
+    if (!added.advance(finish.num_ranks())) return;
+    *mine.own(row) = finish.complete(sum.values, work, mine.tile_row(row), mine.col());
+    sum.clear();
   };
   if (!finish.are_vectors(work)) {
 #pragma unroll 1
-    while (added.row < end) {
-      add(finish.is_own(added.rank) ? *own(added.row)
-                                    : finish.part(work, at.row + added.row, col, added.rank));
+    while (added.row < mine.end) {
+      add(finish.is_own(added.rank) ? *mine.own(added.row)
+                                    : finish.part(work, mine.tile_row(added.row), mine.col(), added.rank));
     }
     return;
   }
   SumWalk loaded = added;
 #pragma unroll 1
-  while (added.row < end) {
+  while (added.row < mine.end) {
     uint4 parts[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (loaded.row < end) {
+      if (loaded.row < mine.end) {
         parts[i] = finish.is_own(loaded.rank)
-                       ? *own(loaded.row)
-                       : finish.part_vector(work, at.row + loaded.row, col, loaded.rank);
+                       ? *mine.own(loaded.row)
+                       : finish.part_vector(work, mine.tile_row(loaded.row), mine.col(), loaded.rank);
       }
       (void)loaded.advance(finish.num_ranks());
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (added.row < end) add(parts[i]);
+      if (added.row < mine.end) add(parts[i]);
     }
   }
+}
+
+// Applies the epilogue to a warp's part of a chunk, where it lies.
+template <class Finish>
+__device__ __forceinline__ void apply_to_chunk(const TileWork& work, const ChunkPart& mine,
+                                               const Finish& finish) {
+  constexpr int kSteps = kWarpRows / kRowsPerStep;
+  uint4 residuals[kSteps];  // all on their way at once
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int row = mine.first + i * kRowsPerStep;
+    residuals[i] = row < mine.end ? finish.residual(work, mine.tile_row(row), mine.col()) : uint4{};
+  }
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int row = mine.first + i * kRowsPerStep;
+    if (row >= mine.end) break;
+    *mine.own(row) = finish.complete(*mine.own(row), work, mine.tile_row(row), mine.col(), residuals[i]);
+  }
+}
+
+template <int kAhead, class Finish>
+__device__ __forceinline__ void finish_chunk(const TileWork& work, const ChunkPart& mine,
+                                             const Finish& finish) {
+  if constexpr (Finish::kAdds) {
+    if (finish.adds()) return add_to_chunk<kAhead>(work, mine, finish);
+  }
+  apply_to_chunk(work, mine, finish);
 }
 
 // What a store warp needs to know about the output; constant over the launch.

@@ -90,7 +90,7 @@ GemmAllToAll::GemmAllToAll(Context& context, const GemmOptions& options, const H
       .operation = "gemm-all-to-all-heads",
       .slices = ops::to_text(slices, baseline),
       .cut = ops::cut_of(slices.columns),
-      .most_rows = [&](const PlanOptions& chosen) { return ops::most_rows(slices, chosen); },
+      .product = [&](const PlanOptions& chosen) { return ops::product_of_rows(slices, chosen); },
       .overlap =
           [&](const PlanOptions& chosen, const SliceCut& cut) {
             ops::check_baseline(baseline);

@@ -1,9 +1,21 @@
+#include <numeric>
 #include <utility>
 
 #include "flashoverlap/operators.h"
 #include "ops/sliced_plans.h"
 
 namespace flashoverlap {
+namespace {
+
+ProductShape product_of_blocks(const HeadSlices& slices, const PlanOptions& options) {
+  ProductShape product = ops::product_of_rows(slices, options);
+  product.use = TileUse::kReadsBlocks;
+  for (const std::int64_t begin : slice_begins(slices.columns, options.k, options.world_size))
+    product.block_columns = std::gcd(product.block_columns, begin);
+  return product;
+}
+
+}  // namespace
 
 AllToAllGemm::AllToAllGemm(Context& context, const GemmOptions& options, const HeadSlices& slices,
                            const BaselineOptions& baseline) {
@@ -12,8 +24,7 @@ AllToAllGemm::AllToAllGemm(Context& context, const GemmOptions& options, const H
       .operation = "all-to-all-gemm",
       .slices = ops::to_text(slices, baseline),
       .cut = ops::cut_of(slices.columns),
-      .use = TileUse::kReadsBlocks,
-      .most_rows = [&](const PlanOptions& chosen) { return ops::most_rows(slices, chosen); },
+      .product = [&](const PlanOptions& chosen) { return product_of_blocks(slices, chosen); },
       .overlap =
           [&](const PlanOptions& chosen, const SliceCut& cut) {
             ops::check_baseline(baseline);

@@ -32,9 +32,8 @@ PlanOptions without_overlap(PlanOptions options, std::int64_t waves) {
 
 }  // namespace
 
-std::int64_t take_suggestion(const Executor& executor, PlanOptions& options, TileUse use) {
-  const std::optional<PlanShape> shape =
-      executor.suggest(options.m, options.n, options.k, options.dtype, use);
+std::int64_t take_suggestion(const Executor& executor, const ProductShape& product, PlanOptions& options) {
+  const std::optional<PlanShape> shape = executor.suggest(product);
   if (!shape) return 0;
   options.resources = shape->resources;
   if (options.tile_m == 0 && options.tile_n == 0) {
@@ -65,7 +64,7 @@ PreparedPlans prepare_plans(Context& context, PlanOptions options, const PlanRec
   const std::int64_t min_group_bytes = has_suggestion(context, options) ? kGpuGroupBytes : 0;
   take_tuned(context, options, recipe);
   agree(context.communicator(), operation, [&]() -> Ticket {
-    take_suggestion(context.executor(), options);
+    (void)take_suggestion(context.executor(), product_of(options), options);
     choose_tile(options);
     const std::int64_t waves = recipe.waves(options);
     if (options.partition.empty()) options.partition = open_partition(options, waves, min_group_bytes);

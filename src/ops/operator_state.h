@@ -34,12 +34,17 @@ struct PlanRecipe {
 
 /// What the executor makes of the options left open; tile sizes that the caller chose stay. Returns the parts
 /// that slices should be cut into; 0: it does not say.
-std::int64_t take_suggestion(const Executor& executor, PlanOptions& options, TileUse use = TileUse::kPlain);
+std::int64_t take_suggestion(const Executor& executor, const ProductShape& product, PlanOptions& options);
+/// The product that all ranks compute.
+template <class Options>
+[[nodiscard]] ProductShape product_of(const Options& options) {
+  return {.m = options.m, .n = options.n, .k = options.k, .dtype = options.dtype};
+}
 /// Whether the executor has such suggestions (GPUs): it computes tiles of some sizes only, on units of its
 /// own. `options`: GemmOptions or PlanOptions.
 template <class Options>
 [[nodiscard]] bool has_suggestion(const Context& context, const Options& options) {
-  return context.executor().suggest(options.m, options.n, options.k, options.dtype, TileUse::kPlain).has_value();
+  return context.executor().suggest(product_of(options)).has_value();
 }
 
 /// Fills in the open options, builds and prepares both plans, and agrees on them with the other ranks.

@@ -50,17 +50,6 @@ SliceCut choose_cut(Context& context, const PlanOptions& options, const SlicedRe
   return {.parts = decision["parts"], .send_channels = decision["send_channels"]};
 }
 
-/// The tile where it is open, and the cut, as the executor would have them.
-void take_suggestion(const Executor& executor, const SlicedRecipe& recipe, PlanOptions& options,
-                     SliceCut& cut) {
-  PlanOptions of_largest = options;
-  if (recipe.most_rows) of_largest.m = recipe.most_rows(options);
-  const std::int64_t parts = take_suggestion(executor, of_largest, recipe.use);
-  of_largest.m = options.m;
-  options = of_largest;
-  if (cut.parts == 0) cut.parts = parts;
-}
-
 }  // namespace
 
 PreparedPlans prepare_sliced(Context& context, PlanOptions options, const SlicedRecipe& recipe) {
@@ -68,7 +57,9 @@ PreparedPlans prepare_sliced(Context& context, PlanOptions options, const Sliced
   const std::string operation = with_shape(recipe.operation, options.m, options.n, options.k);
   SliceCut cut = choose_cut(context, options, recipe);
   agree(context.communicator(), operation, [&]() -> Ticket {
-    take_suggestion(context.executor(), recipe, options, cut);
+    const ProductShape product = recipe.product ? recipe.product(options) : product_of(options);
+    const std::int64_t parts = take_suggestion(context.executor(), product, options);
+    if (cut.parts == 0) cut.parts = parts;
     choose_tile(options);
     plan::AgreementHash agreement;
     const auto prepare = [&](const std::function<OverlapPlan(const PlanOptions&)>& build) {
@@ -109,11 +100,12 @@ HeadSlices with_cut(HeadSlices slices, const SliceCut& cut) {
   return slices;
 }
 
-std::int64_t most_rows(const HeadSlices& slices, const PlanOptions& options) {
+ProductShape product_of_rows(const HeadSlices& slices, const PlanOptions& options) {
   const std::vector<std::int64_t> begins = slice_begins(slices.rows, options.m, options.world_size);
-  std::int64_t most = 0;
-  for (std::size_t r = 1; r < begins.size(); ++r) most = std::max(most, begins[r] - begins[r - 1]);
-  return most;
+  ProductShape product = product_of(options);
+  product.m = 0;
+  for (std::size_t r = 1; r < begins.size(); ++r) product.m = std::max(product.m, begins[r] - begins[r - 1]);
+  return product;
 }
 
 std::string to_text(const SliceOptions& slices) {

@@ -17,8 +17,8 @@ struct SlicedRecipe {
   std::string slices;          ///< As text, to tell ranks apart that disagree.
   SliceCut cut;                ///< As the caller has it; what is 0 is chosen, see SliceOptions.
   bool is_cut_chosen = false;  ///< It has been asked for already.
-  TileUse use = TileUse::kPlain;
-  std::function<std::int64_t(const PlanOptions&)> most_rows = {};  ///< Of a rank's product. Empty: all have m.
+  /// What the executor is asked about; empty: what all ranks compute.
+  std::function<ProductShape(const PlanOptions&)> product = {};
   std::function<OverlapPlan(const PlanOptions&, const SliceCut&)> overlap;
   std::function<OverlapPlan(const PlanOptions&)> serial;
   std::function<OverlapPlan(const PlanOptions&)> sliced = {};  ///< Empty: no such baseline.
@@ -36,8 +36,8 @@ void check_baseline(const BaselineOptions& baseline);
 SliceOptions with_cut(SliceOptions slices, const SliceCut& cut);
 HeadSlices with_cut(HeadSlices slices, const SliceCut& cut);
 
-/// The rows of the rank that has the most; see HeadSlices. Throws as slice_begins.
-[[nodiscard]] std::int64_t most_rows(const HeadSlices& slices, const PlanOptions& options);
+/// Of the rank that has the most rows of A; see HeadSlices. Throws as slice_begins.
+[[nodiscard]] ProductShape product_of_rows(const HeadSlices& slices, const PlanOptions& options);
 
 /// "slices of 3,4,5 in 2 parts, 2 at a time"
 std::string to_text(const SliceOptions& slices);

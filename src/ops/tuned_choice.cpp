@@ -15,7 +15,7 @@ using Json = nlohmann::json;
 
 OpenCall open_call(const Context& context, const PlanOptions& options, const PlanRecipe& recipe) {
   PlanOptions chosen = options;
-  take_suggestion(context.executor(), chosen);
+  (void)take_suggestion(context.executor(), product_of(chosen), chosen);
   choose_tile(chosen);
   const bool on_gpu = has_suggestion(context, options);
   OpenCall call{.operation = std::string(recipe.operation),

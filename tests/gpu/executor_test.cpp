@@ -133,7 +133,8 @@ GPU_TEST(one_rank_with_transfers) {
       shape.m = 2000;
       shape.n = 3000;
       shape.k = 64;
-      const auto suggested = executor->suggest(shape.m, shape.n, shape.k, shape.dtype, TileUse::kPlain);
+      const auto suggested =
+          executor->suggest({.m = shape.m, .n = shape.n, .k = shape.k, .dtype = shape.dtype});
       shape.tile_m = suggested->tile_m;
       shape.tile_n = suggested->tile_n;
       shape.resources = {.compute_units = 6, .communication_units = 16};
@@ -323,7 +324,7 @@ GPU_TEST(bad_options_are_refused) {
                     .k = 64,
                     .resources = {},
                     .partition = {}};
-  const auto tile = small->suggest(large.m, large.n, large.k, large.dtype, TileUse::kPlain);
+  const auto tile = small->suggest({.m = large.m, .n = large.n, .k = large.k, .dtype = large.dtype});
   large.tile_m = tile->tile_m;
   large.tile_n = tile->tile_n;
   large.resources = tile->resources;

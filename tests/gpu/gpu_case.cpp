@@ -23,7 +23,8 @@ std::vector<std::int64_t> partition_of(Rank& rank, const Case& call) {
     options.m = std::max(r == 0 ? 0 : options.m, call.m_of(r));
   options.n = call.gemm.n;
   options.k = call.gemm.k;
-  const PlanShape shape = *rank.context->executor().suggest(options.m, options.n, options.k, options.dtype, TileUse::kPlain);
+  const PlanShape shape = *rank.context->executor().suggest(
+      {.m = options.m, .n = options.n, .k = options.k, .dtype = options.dtype});
   options.tile_m = call.gemm.tile_m == 0 ? shape.tile_m : call.gemm.tile_m;
   options.tile_n = call.gemm.tile_n == 0 ? shape.tile_n : call.gemm.tile_n;
   options.resources = shape.resources;

@@ -81,7 +81,7 @@ void random_cases(int world_size, CommunicatorKind kind, int count, std::uint64_
       group.run([&](Rank& rank) {
         if (rank.rank != group.first_rank()) return;
         units = rank.context->executor()
-                    .suggest(call.gemm.m, call.gemm.n, call.gemm.k, call.gemm.dtype, TileUse::kPlain)
+                    .suggest({.m = call.gemm.m, .n = call.gemm.n, .k = call.gemm.k, .dtype = call.gemm.dtype})
                     ->resources.compute_units;
       });
       return units;

@@ -101,8 +101,7 @@ class Device final : public Executor {
   }
   void execute(PreparedPlan& /*plan*/, const Operands& /*operands*/, Mode /*mode*/,
                Timeline* /*timeline*/) override {}
-  [[nodiscard]] std::optional<PlanShape> suggest(std::int64_t /*m*/, std::int64_t /*n*/, std::int64_t /*k*/,
-                                                 DType /*dtype*/, TileUse /*use*/) const override {
+  [[nodiscard]] std::optional<PlanShape> suggest(const ProductShape& /*product*/) const override {
     return kShape;
   }
   [[nodiscard]] std::int64_t workspace_bytes() const override { return 0; }
