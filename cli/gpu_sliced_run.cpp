@@ -81,8 +81,6 @@ class GpuSlicedRank final : public SlicedCalls {
 };
 
 void check_problem(const SlicedProblem& p) {
-  if (p.op == SlicedOp::kFromHeads)
-    core::fail(ErrorKind::kUnsupported, "--backend cuda has no {} yet", name_of(p.op));
   if (parse_dtype(p.dtype) == DType::kFloat32)
     core::fail(ErrorKind::kUnsupported, "--backend cuda computes bf16 and f16, not f32; add --dtype bf16");
 }

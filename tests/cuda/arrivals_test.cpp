@@ -35,12 +35,20 @@ PlanOptions shape(std::int32_t world_size, std::int64_t m, std::int64_t n, std::
   return options;
 }
 
+/// By position: arrivals before the tile has read all that it reads.
+std::vector<std::uint32_t> start_of_tiles(const GateTables& tables) {
+  std::vector<std::uint32_t> needed;
+  for (auto first = tables.start.begin(); first != tables.start.end(); first += tables.blocks)
+    needed.push_back(*std::max_element(first, first + tables.blocks));
+  return needed;
+}
+
 /// One rank on its way through its steps, with a GEMM of one unit, which stands still where a tile waits.
 class Walker {
  public:
   Walker(const OverlapPlan& plan, std::vector<TransferStep> steps) : plan_(plan), steps_(std::move(steps)) {
     const GateTables tables = gate_tables(plan, steps_);
-    needed_ = tables.start.empty() ? tables.finish : tables.start;
+    needed_ = tables.start.empty() ? tables.finish : start_of_tiles(tables);
     needed_.resize(plan.schedule.size(), 0);
     enter();
   }
@@ -163,7 +171,7 @@ void expect_needed(const OverlapPlan& plan, const std::vector<TransferStep>& ste
   }
   const bool at_start = plan.gates.front().point == GatePoint::kStart;
   EXPECT_TRUE((at_start ? tables.finish : tables.start).empty());
-  const std::vector<std::uint32_t>& needed = at_start ? tables.start : tables.finish;
+  const std::vector<std::uint32_t> needed = at_start ? start_of_tiles(tables) : tables.finish;
   ASSERT_EQ(needed.size(), plan.schedule.size());
   for (std::size_t position = 0; position < needed.size(); ++position) {
     std::uint32_t expected = 0;
@@ -247,6 +255,51 @@ TEST_F(ArrivalsTest, HeadsRunThroughOnAllRanks) {
         plans_of(options, [&](const PlanOptions& own) { return plan_gemm_all_to_all(own, heads); });
     expect_run_through(plans);
     if (HasFailure()) return;
+  }
+}
+
+TEST_F(ArrivalsTest, BlocksRunThroughOnAllRanks) {
+  for (int i = 0; i < 150; ++i) {
+    const auto world_size = static_cast<std::int32_t>(pick(1, 9));
+    const PlanOptions options = shape(world_size, pick(0, 300), pick(0, 100), pick(0, 80));
+    const HeadSlices heads{random_slices(options.m, world_size), random_slices(options.k, world_size)};
+    const std::int64_t num_slices = pick(0, 3);  // 0: by messages, else by so many collectives
+    SCOPED_TRACE(fmt::format("{} ranks, m={} k={}, {} parts, {} slices", world_size, options.m, options.k,
+                             heads.columns.parts, num_slices));
+    const auto plans = plans_of(options, [&](const PlanOptions& own) {
+      return num_slices == 0 ? plan_all_to_all_gemm(own, heads)
+                             : plan_sliced_all_to_all_gemm(own, heads, num_slices);
+    });
+    expect_run_through(plans);
+    if (HasFailure()) return;
+  }
+}
+
+// Three ranks, two strips of one row of two tiles; the first strip comes from all before the second.
+TEST_F(ArrivalsTest, TilesTakeBlocksAsTheyArrive) {
+  const HeadSlices heads{.rows = {}, .columns = {.sizes = {}, .parts = 2}};
+  for (const OverlapPlan& plan : plans_of(shape(3, 3 * 32, 48, 24), [&](const PlanOptions& own) {
+         return plan_all_to_all_gemm(own, heads);
+       })) {
+    const GateTables tables = gate_tables(plan, transfer_steps(plan));
+    EXPECT_EQ(tables.blocks, 3);
+    EXPECT_EQ(tables.start, (std::vector<std::uint32_t>{0, 1, 2, 0, 1, 2, 0, 3, 4, 0, 3, 4}));
+    EXPECT_FALSE(tables.waits_for_all);
+    EXPECT_EQ(start_with_begun(tables, 2),
+              (std::vector<std::uint32_t>{0, 0, 0, 0, 0, 0, 0, 1, 2, 0, 1, 2, 0, 3, 4, 0, 3, 4}));
+  }
+}
+
+TEST_F(ArrivalsTest, SerialPlansWaitForAll) {
+  for (const OverlapPlan& plan : plans_of(shape(3, 96, 48, 24), [](const PlanOptions& own) {
+         return plan_serial_all_to_all_gemm(own, {});
+       })) {
+    EXPECT_TRUE(gate_tables(plan, transfer_steps(plan)).waits_for_all);
+  }
+  for (const OverlapPlan& plan : plans_of(shape(3, 96, 48, 24), [](const PlanOptions& own) {
+         return plan_all_gather_gemm(own, {});
+       })) {
+    EXPECT_FALSE(gate_tables(plan, transfer_steps(plan)).waits_for_all);
   }
 }
 

@@ -66,10 +66,12 @@ class TailFreeCall {
         b_(call.n, call.k, call.k + call.padding, call.dtype),
         out_(call.output_rows(rank.rank, rank.world_size), call.output_cols(rank.rank, rank.world_size),
              call.output_cols(rank.rank, rank.world_size) + call.padding, call.dtype),
+        residual_(out_.rows(), out_.cols(), out_.cols() + call.padding, call.dtype),
         bias_(1, out_.cols(), out_.cols(), call.dtype) {
     Integers bias;
     for (std::int64_t j = 0; j < out_.cols(); ++j) bias.push_back(static_cast<std::int16_t>(bias_value(j)));
     bias_.fill(bias);
+    residual_.fill(known_b(call.seed, out_.rows(), out_.cols()));
   }
 
   /// Three methods in turn, each on fresh data; the overlapped one twice.
@@ -105,6 +107,8 @@ class TailFreeCall {
     if (call_.with_epilogue) {
       operands.epilogue.bias = bias_.data();
       operands.epilogue.activation = Activation::kRelu;
+      operands.epilogue.residual = residual_.data();
+      operands.epilogue.residual_ld = residual_.ld();
     }
     op_->run(operands, method, Mode::kRun, nullptr);
   }
@@ -112,13 +116,14 @@ class TailFreeCall {
   void check(Method method, std::int64_t seed) const {
     const std::vector<std::int32_t> expected =
         call_.to_heads ? gathered_rows(method, seed) : summed_rows(seed);
+    const Integers residual = known_b(call_.seed, out_.rows(), out_.cols());
     const std::vector<float> got = out_.read();
     GPU_EXPECT(got.size() == expected.size(), "the output has " << got.size() << " elements");
     for (std::size_t i = 0; i < got.size(); ++i) {
       const std::int64_t row = static_cast<std::int64_t>(i) / out_.cols();
       const std::int64_t col = static_cast<std::int64_t>(i) % out_.cols();
       const std::int32_t value =
-          call_.with_epilogue ? std::max(expected[i] + bias_value(col), 0) : expected[i];
+          call_.with_epilogue ? std::max(expected[i] + bias_value(col), 0) + residual[i] : expected[i];
       GPU_EXPECT(got[i] == static_cast<float>(value), call_.text() << ", method " << static_cast<int>(method)
                                                                    << ", rank " << rank_.rank << ": out["
                                                                    << row << ", " << col << "] is " << got[i]
@@ -185,7 +190,7 @@ class TailFreeCall {
   Rank& rank_;
   TailFreeCase call_;
   std::unique_ptr<GemmOperator> op_;
-  DeviceMatrix a_, b_, out_, bias_;
+  DeviceMatrix a_, b_, out_, residual_, bias_;
 };
 
 // Sums of 4 ranks: k up to 160 in fp16, up to 16 in bf16.
