@@ -106,11 +106,11 @@ std::int64_t PreparedCudaPlan::workspace_bytes() const {
 }
 
 void* PreparedCudaPlan::packed() const {
-  return workspace_->memory.data();
+  return workspace_->data();
 }
 
 void* PreparedCudaPlan::received() const {
-  return static_cast<char*>(workspace_->memory.data()) + aligned(plan_.packed_size * size_of(plan_.dtype));
+  return static_cast<char*>(workspace_->data()) + aligned(plan_.packed_size * size_of(plan_.dtype));
 }
 
 void* PreparedCudaPlan::dense_output() const {
@@ -121,8 +121,7 @@ void* PreparedCudaPlan::dense_output() const {
 void* PreparedCudaPlan::packed_of(std::int32_t rank) const {
   if (rank == plan_.rank) return packed();
   const std::int64_t place = rank < plan_.rank ? rank + 1 : rank;
-  return static_cast<char*>(workspace_->memory.data()) +
-         aligned(plan_.packed_size * size_of(plan_.dtype)) * place;
+  return static_cast<char*>(workspace_->data()) + aligned(plan_.packed_size * size_of(plan_.dtype)) * place;
 }
 
 void* PreparedCudaPlan::plain_output() {
@@ -164,7 +163,7 @@ const DevicePlan& PreparedCudaPlan::tables(const Operands& operands) const {
 const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* output, std::int64_t ldo,
                                            Launch launch, int num_sms, DeviceGates gates) {
   const bool plain = launch == Launch::kPlain;
-  const Key key{operands.a, operands.b, output, operands.lda, operands.ldb, ldo, launch};
+  const Key key{operands.a, operands.b, output, scratch(), operands.lda, operands.ldb, ldo, launch};
   const auto found =
       std::find_if(launches_.begin(), launches_.end(), [&](const Entry& entry) { return entry.key == key; });
   if (found != launches_.end()) return *found->gemm;
