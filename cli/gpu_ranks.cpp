@@ -36,17 +36,25 @@ cuda::Transport transport_of(const GpuOptions& gpu) {
   return gpu.communicator == "copy-engine" ? cuda::Transport::kCopyEngine : cuda::Transport::kNccl;
 }
 
+NcclBuffers nccl_buffers_of(const GpuOptions& gpu) {
+  if (gpu.nccl_buffers == "registered") return NcclBuffers::kRegistered;
+  return gpu.nccl_buffers == "symmetric" ? NcclBuffers::kSymmetric : NcclBuffers::kPlain;
+}
+
 bool has_repeated(const std::vector<int>& devices) {
   return std::set<int>(devices.begin(), devices.end()).size() < devices.size();
 }
 
 cuda::RankPlacement place_on_gpus(std::int64_t ranks, const GpuOptions& gpu) {
   const std::vector<int> devices = devices_of(ranks, gpu);
-  return cuda::place_ranks(devices, gpu.sms(has_repeated(devices)), transport_of(gpu));
+  cuda::RankPlacement placement =
+      cuda::place_ranks(devices, gpu.sms(has_repeated(devices)), transport_of(gpu));
+  placement.nccl_buffers = nccl_buffers_of(gpu);
+  return placement;
 }
 
 GpuRanks::GpuRanks(std::int64_t ranks, const GpuOptions& options, const LinkModel& link)
-    : placement_(place_on_gpus(ranks, options)) {
+    : communicator_(options.communicator_text()), placement_(place_on_gpus(ranks, options)) {
   const bool is_nccl = placement_.transport == cuda::Transport::kNccl;
   if (is_nccl && link.bandwidth_gbps > 0) {
     core::fail(ErrorKind::kUnsupported,
@@ -56,8 +64,8 @@ GpuRanks::GpuRanks(std::int64_t ranks, const GpuOptions& options, const LinkMode
 }
 
 std::string GpuRanks::text() const {
-  return fmt::format("{} on device{} {}", cuda::name_of(placement_.transport),
-                     placement_.devices.size() > 1 ? "s" : "", fmt::join(placement_.devices, ","));
+  return fmt::format("{} on device{} {}", communicator_, placement_.devices.size() > 1 ? "s" : "",
+                     fmt::join(placement_.devices, ","));
 }
 
 }  // namespace flashoverlap::cli

@@ -19,6 +19,8 @@ namespace flashoverlap::cli {
 
 [[nodiscard]] cuda::Transport transport_of(const GpuOptions& gpu);
 
+[[nodiscard]] NcclBuffers nccl_buffers_of(const GpuOptions& gpu);
+
 /// Whether several ranks are on one device.
 [[nodiscard]] bool has_repeated(const std::vector<int>& devices);
 
@@ -43,6 +45,7 @@ class GpuRanks {
   [[nodiscard]] std::string text() const;
 
  private:
+  std::string communicator_;
   cuda::RankPlacement placement_;
   std::optional<cuda::RankCommunicators> communicators_;
 };

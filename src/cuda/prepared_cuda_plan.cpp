@@ -152,11 +152,11 @@ std::int64_t PreparedCudaPlan::workspace_bytes() const {
 }
 
 void* PreparedCudaPlan::packed() const {
-  return workspace_->memory.data();
+  return workspace_->data();
 }
 
 void* PreparedCudaPlan::received() const {
-  return static_cast<char*>(workspace_->memory.data()) + aligned(plan_.packed_size * size_of(plan_.dtype));
+  return static_cast<char*>(workspace_->data()) + aligned(plan_.packed_size * size_of(plan_.dtype));
 }
 
 void* PreparedCudaPlan::dense_output() const {
@@ -173,8 +173,7 @@ void* PreparedCudaPlan::begun_sums() const {
 void* PreparedCudaPlan::packed_of(std::int32_t rank) const {
   if (rank == plan_.rank) return packed();
   const std::int64_t place = rank < plan_.rank ? rank + 1 : rank;
-  return static_cast<char*>(workspace_->memory.data()) +
-         aligned(plan_.packed_size * size_of(plan_.dtype)) * place;
+  return static_cast<char*>(workspace_->data()) + aligned(plan_.packed_size * size_of(plan_.dtype)) * place;
 }
 
 void* PreparedCudaPlan::plain_output() {
@@ -226,15 +225,16 @@ const DevicePlan& PreparedCudaPlan::tables(const Operands& operands) const {
 }
 
 bool PreparedCudaPlan::Key::operator==(const Key& other) const {
-  return a == other.a && b == other.b && output == other.output && lda == other.lda && ldb == other.ldb &&
-         ldo == other.ldo && launch == other.launch && is_same(epilogue, other.epilogue);
+  return a == other.a && b == other.b && output == other.output && workspace == other.workspace &&
+         lda == other.lda && ldb == other.ldb && ldo == other.ldo && launch == other.launch &&
+         is_same(epilogue, other.epilogue);
 }
 
 const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* output, std::int64_t ldo,
                                            Launch launch, int num_sms, bool is_captured, DeviceGates gates) {
   const Epilogue epilogue =
       launch != Launch::kPlain && fuses_epilogue(operands.epilogue) ? operands.epilogue : Epilogue{};
-  const Key key{operands.a, operands.b, output, operands.lda, operands.ldb, ldo, launch, epilogue};
+  const Key key{operands.a, operands.b, output, scratch(), operands.lda, operands.ldb, ldo, launch, epilogue};
   auto found =
       std::find_if(launches_.begin(), launches_.end(), [&](const Entry& entry) { return entry.key == key; });
   if (found == launches_.end()) {

@@ -18,9 +18,7 @@ namespace flashoverlap::cuda {
 /// Scratch memory of one executor. Its calls follow one another on the device, so they share it. A plan keeps
 /// the block that it was prepared with, so a graph captured from it stays good when a later plan makes the
 /// executor take a larger one.
-struct Workspace {
-  DeviceBuffer memory;
-};
+using Workspace = const DeviceBuffer;
 
 class PreparedCudaPlan {
  public:
@@ -33,6 +31,10 @@ class PreparedCudaPlan {
   /// for an output with gaps between its rows one without, and the sums of tiles that are begun.
   [[nodiscard]] std::int64_t workspace_bytes() const;
   void set_workspace(std::shared_ptr<Workspace> workspace) { workspace_ = std::move(workspace); }
+  [[nodiscard]] bool has_workspace() const { return workspace_ != nullptr; }
+  /// Whether it is the one that the plan keeps.
+  [[nodiscard]] bool has_settled_workspace() const { return is_workspace_settled_; }
+  void mark_workspace_settled() { is_workspace_settled_ = true; }
 
   [[nodiscard]] SerialBaseline* serial() const { return serial_.get(); }
   /// For the variant that computes on these matrices.
@@ -62,8 +64,8 @@ class PreparedCudaPlan {
   [[nodiscard]] void* dense_output() const;
   /// What tiles that are begun have computed so far, see BlockInput.
   [[nodiscard]] void* begun_sums() const;
-  [[nodiscard]] void* scratch() const { return workspace_->memory.data(); }
-  [[nodiscard]] std::int64_t scratch_bytes() const { return workspace_->memory.bytes(); }
+  [[nodiscard]] void* scratch() const { return workspace_->data(); }
+  [[nodiscard]] std::int64_t scratch_bytes() const { return workspace_->bytes(); }
 
   /// The calls to the communicator, in the order in which they are issued.
   [[nodiscard]] const std::vector<TransferStep>& steps() const { return steps_; }
@@ -103,6 +105,7 @@ class PreparedCudaPlan {
     const void* a = nullptr;
     const void* b = nullptr;
     const void* output = nullptr;
+    const void* workspace = nullptr;
     std::int64_t lda = 0, ldb = 0, ldo = 0;
     Launch launch = Launch::kRun;
     Epilogue epilogue;
@@ -142,6 +145,7 @@ class PreparedCudaPlan {
   DeviceBuffer added_;
   std::unique_ptr<SerialBaseline> serial_;
   std::shared_ptr<Workspace> workspace_;
+  bool is_workspace_settled_ = false;
   bool writes_in_place_ = false;
   bool all_groups_awaited_ = false;
   bool any_group_awaited_ = false;

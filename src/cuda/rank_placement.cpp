@@ -91,8 +91,9 @@ RankCommunicators::RankCommunicators(const RankPlacement& placement, const LinkM
 std::shared_ptr<Communicator> RankCommunicators::connect(const std::shared_ptr<Communicator>& control) const {
   const auto rank = static_cast<std::size_t>(control->rank());
   if (!locals_.empty()) return locals_[rank];
-  return make_nccl_communicator(control,
-                                {.device = placement_.devices[rank], .max_ctas = placement_.max_ctas});
+  return make_nccl_communicator(control, {.device = placement_.devices[rank],
+                                          .max_ctas = placement_.max_ctas,
+                                          .buffers = placement_.nccl_buffers});
 }
 
 }  // namespace flashoverlap::cuda

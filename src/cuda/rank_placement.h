@@ -24,7 +24,8 @@ struct RankPlacement {
   std::vector<int> devices;        ///< Of each rank.
   std::vector<CudaOptions> ranks;  ///< For each rank's executor.
   int max_ctas = 1;                ///< Of one rank's collectives.
-  int units = 0;                   ///< SMs of one rank, for the GEMM and for communication.
+  NcclBuffers nccl_buffers = NcclBuffers::kPlain;
+  int units = 0;  ///< SMs of one rank, for the GEMM and for communication.
 };
 
 /// Ranks on one device share it: each has SMs of its own for the GEMM, and `communication_sms` are left to

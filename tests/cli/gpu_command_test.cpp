@@ -69,6 +69,8 @@ TEST(GpuCommand, WithoutADeviceThereIsOneLineThatSaysSo) {
         "run all-gather-gemm --backend cuda --dtype bf16 --ranks 4 --devices 0,0,0,0",
         "run gemm-all-to-all-heads --backend cuda --dtype f16 --comm local", "profile --backend cuda",
         "profile --backend cuda --ranks 4 --devices 0,1,2,3 --comm local",
+        "run gemm-all-reduce --backend cuda --dtype bf16 --nccl-buffers symmetric",
+        "run moe-layer --backend cuda --dtype bf16 --nccl-buffers registered",
         "tune gemm-all-reduce --backend cuda --dtype bf16",
         "tune gemm-all-to-all --backend cuda --dtype f16 --comm copy-engine --measure 2"}) {
     const ProcessResult result = run(line);
@@ -85,14 +87,23 @@ TEST(GpuCommand, WithoutADeviceThereIsOneLineThatSaysSo) {
 TEST(GpuCommand, OptionsOfGpusNeedThem) {
   for (const std::string line :
        {"run gemm-all-reduce", "run all-gather-gemm", "profile", "tune gemm-all-reduce"}) {
-    for (const auto& [option, value] :
-         {std::pair{"--devices", "0,1"}, {"--sms-communication", "8"}, {"--comm", "local"}}) {
+    for (const auto& [option, value] : {std::pair{"--devices", "0,1"},
+                                        {"--sms-communication", "8"},
+                                        {"--comm", "local"},
+                                        {"--nccl-buffers", "symmetric"}}) {
       const ProcessResult result = run(line + " " + option + " " + value);
       EXPECT_EQ(result.exit_code, 2) << line;
       EXPECT_NE(result.err.find(std::string(option) + ": is for GPUs; add --backend cuda"), std::string::npos)
           << line << ": " << result.err;
     }
   }
+  EXPECT_NE(run("run gemm-all-reduce --backend cuda --comm local --nccl-buffers symmetric")
+                .err.find("--nccl-buffers: is for NCCL; add --comm nccl"),
+            std::string::npos);
+  EXPECT_NE(run("profile --backend cuda --nccl-buffers symmetric").err.find("curves are of plain buffers"),
+            std::string::npos);
+  EXPECT_NE(run("tune gemm-all-reduce --backend cuda --nccl-buffers fast").err.find("fast"),
+            std::string::npos);
   EXPECT_NE(run("run all-gather-gemm --backend cuda --dtype bf16 --machine some.json")
                 .err.find("slices on GPUs are not chosen by simulation yet"),
             std::string::npos);
