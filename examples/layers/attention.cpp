@@ -87,9 +87,9 @@ class ExactAttention {
 AttentionValues::AttentionValues(const AttentionShape& whole, DType type, std::uint64_t seed)
     : shape(whole),
       dtype(type),
-      tokens(random_values(shape.tokens, hidden_of(shape), dtype, seed, 0)),
-      weight_in(random_values(3 * hidden_of(shape), hidden_of(shape), dtype, seed, 1)),
-      weight_out(random_values(hidden_of(shape), hidden_of(shape), dtype, seed, 2)) {}
+      tokens(random_tokens(shape.tokens, hidden_of(shape), dtype, seed, 0)),
+      weight_in(random_weight(3 * hidden_of(shape), hidden_of(shape), dtype, seed, 1)),
+      weight_out(random_weight(hidden_of(shape), hidden_of(shape), dtype, seed, 2)) {}
 
 double attention_error(const AttentionValues& values,
                        const std::function<std::int64_t(std::int64_t)>& token_of, const Matrix& out) {

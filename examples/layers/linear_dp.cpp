@@ -18,7 +18,7 @@ class LinearDp final : public Layer {
         x_(place, shape.samples, shape.in, *x_values_),
         x_transposed_(place, shape.in, shape.samples, transposed(*x_values_, shape.samples, shape.in)),
         dy_transposed_(place, shape.out, shape.samples, transposed(*dy_values_, shape.samples, shape.out)),
-        weight_(place, random_values(shape.out, shape.in, place.dtype(), seed, 0), shape.in,
+        weight_(place, random_weight(shape.out, shape.in, place.dtype(), seed, 0), shape.in,
                 forward_.first_row(), forward_.num_rows(),
                 order_in_slices(shape.out, ranks_, forward_.plan().grid.tile_n(), baseline.num_slices)),
         y_(place, shape.samples, shape.out),
@@ -98,11 +98,11 @@ class LinearDp final : public Layer {
 
   [[nodiscard]] SharedValues samples(int rank) const {
     const auto number = 1 + 2 * static_cast<std::uint64_t>(rank);
-    return random_values(shape_.samples, shape_.in, place_.dtype(), seed_, number);
+    return random_tokens(shape_.samples, shape_.in, place_.dtype(), seed_, number);
   }
   [[nodiscard]] SharedValues gradients(int rank) const {
     const auto number = 2 + 2 * static_cast<std::uint64_t>(rank);
-    return random_values(shape_.samples, shape_.out, place_.dtype(), seed_, number);
+    return random_tokens(shape_.samples, shape_.out, place_.dtype(), seed_, number);
   }
 
   Place& place_;

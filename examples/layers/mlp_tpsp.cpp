@@ -74,15 +74,15 @@ class MlpTpsp final : public Layer {
 
  private:
   [[nodiscard]] SharedValues all_tokens() const {
-    return random_values(shape_.tokens, shape_.hidden, place_.dtype(), seed_, 0);
+    return random_tokens(shape_.tokens, shape_.hidden, place_.dtype(), seed_, 0);
   }
   [[nodiscard]] SharedValues up_weight(int rank) const {
     const auto number = 1 + 2 * static_cast<std::uint64_t>(rank);
-    return random_values(inner_cols_, shape_.hidden, place_.dtype(), seed_, number);
+    return random_weight(inner_cols_, shape_.hidden, place_.dtype(), seed_, number);
   }
   [[nodiscard]] SharedValues down_weight(int rank) const {
     const auto number = 2 + 2 * static_cast<std::uint64_t>(rank);
-    return random_values(shape_.hidden, inner_cols_, place_.dtype(), seed_, number);
+    return random_weight(shape_.hidden, inner_cols_, place_.dtype(), seed_, number);
   }
 
   /// One rank's part of a token's sums.

@@ -17,10 +17,11 @@ void round_to(DType dtype, Values& values) {
   core::to_float(elements.data(), dtype, values.data(), std::ssize(values));
 }
 
-Values make_random(std::int64_t rows, std::int64_t cols, std::uint64_t seed, std::uint64_t number) {
+/// Uniform in [-scale, scale).
+Values make_random(std::int64_t rows, std::int64_t cols, float scale, std::uint64_t seed,
+                   std::uint64_t number) {
   std::mt19937_64 random(seed * 1000 + number);
   std::uniform_real_distribution<float> uniform(-1, 1);
-  const float scale = 1 / std::sqrt(static_cast<float>(std::max<std::int64_t>(1, cols)));
   Values values(static_cast<std::size_t>(rows * cols));
   for (float& value : values) value = uniform(random) * scale;
   return values;
@@ -32,24 +33,36 @@ struct Slot {
   std::weak_ptr<const Values> values;
 };
 
-}  // namespace
-
-SharedValues random_values(std::int64_t rows, std::int64_t cols, DType dtype, std::uint64_t seed,
-                           std::uint64_t number) {
-  using Key = std::tuple<std::int64_t, std::int64_t, DType, std::uint64_t, std::uint64_t>;
+SharedValues share_random(std::int64_t rows, std::int64_t cols, float scale, DType dtype, std::uint64_t seed,
+                          std::uint64_t number) {
+  using Key = std::tuple<std::int64_t, std::int64_t, float, DType, std::uint64_t, std::uint64_t>;
   static std::mutex mutex;
   static std::map<Key, Slot> slots;
   Slot& slot = [&]() -> Slot& {
     const std::lock_guard lock(mutex);
-    return slots[{rows, cols, dtype, seed, number}];
+    return slots[{rows, cols, scale, dtype, seed, number}];
   }();
   const std::lock_guard lock(slot.mutex);  // of this matrix alone: ranks make different ones at a time
   if (SharedValues found = slot.values.lock()) return found;
-  Values values = make_random(rows, cols, seed, number);
+  Values values = make_random(rows, cols, scale, seed, number);
   round_to(dtype, values);
   const auto made = std::make_shared<const Values>(std::move(values));
   slot.values = made;
   return made;
+}
+
+}  // namespace
+
+SharedValues random_weight(std::int64_t rows, std::int64_t cols, DType dtype, std::uint64_t seed,
+                           std::uint64_t number) {
+  const float scale = 1 / std::sqrt(static_cast<float>(std::max<std::int64_t>(1, cols)));
+  return share_random(rows, cols, scale, dtype, seed, number);
+}
+
+SharedValues random_tokens(std::int64_t rows, std::int64_t cols, DType dtype, std::uint64_t seed,
+                           std::uint64_t number) {
+  constexpr float kScale = 3;  // products with a weight, both uniform, then have a variance of one
+  return share_random(rows, cols, kScale, dtype, seed, number);
 }
 
 Values missing_values(std::int64_t count) {

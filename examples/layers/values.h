@@ -12,9 +12,14 @@ namespace flashoverlap::layers {
 
 using SharedValues = std::shared_ptr<const Values>;
 
-/// [rows, cols], the same for the same arguments, rounded to `dtype`; such that products stay of the order of
-/// one. Made once for all ranks of the process, and kept as long as one of them has it.
-SharedValues random_values(std::int64_t rows, std::int64_t cols, DType dtype, std::uint64_t seed,
+/// A weight [rows, cols] of random values, rounded to `dtype`; its products with what is of the order of one
+/// are so, too. The same for the same arguments: made once for all ranks of the process, and kept as long as
+/// one of them has it.
+SharedValues random_weight(std::int64_t rows, std::int64_t cols, DType dtype, std::uint64_t seed,
+                           std::uint64_t number);
+/// The same for what a weight is multiplied with, [rows, cols]: of the order of one, so that activations and
+/// softmaxes behind the weight are far from linear.
+SharedValues random_tokens(std::int64_t rows, std::int64_t cols, DType dtype, std::uint64_t seed,
                            std::uint64_t number);
 
 Values missing_values(std::int64_t count);  ///< NaN

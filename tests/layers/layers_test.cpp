@@ -116,5 +116,56 @@ TEST_F(Layers, NoticeAMissingActivation) {
   }
 }
 
+/// Takes all tokens for equally important.
+class UniformAttention final : public layers::Attention {
+ public:
+  UniformAttention(const layers::AttentionShape& own, const Matrix& qkv, const Matrix& out)
+      : own_(own), qkv_(qkv), out_(out) {}
+
+  void run(std::int64_t first, std::int64_t count) override {
+    const Values qkv = qkv_.read();
+    Values mean(static_cast<std::size_t>(out_.cols()));
+    for (std::int64_t col = 0; col < out_.cols(); ++col) {
+      const std::int64_t v = (3 * (col / own_.head_size) + 2) * own_.head_size + col % own_.head_size;
+      float sum = 0;
+      for (std::int64_t t = 0; t < own_.tokens; ++t)
+        sum += qkv[static_cast<std::size_t>(t * qkv_.cols() + v)];
+      mean[static_cast<std::size_t>(col)] = sum / static_cast<float>(own_.tokens);
+    }
+    for (std::int64_t i = first; i < first + count; ++i) out_.write_rows(i, mean);
+  }
+
+ private:
+  layers::AttentionShape own_;
+  const Matrix& qkv_;
+  const Matrix& out_;
+};
+
+class UniformPlace final : public HostPlace {
+ public:
+  using HostPlace::HostPlace;
+  [[nodiscard]] std::unique_ptr<layers::Attention> make_attention(const layers::AttentionShape& own,
+                                                                  const Matrix& qkv,
+                                                                  const Matrix& out) override {
+    return std::make_unique<UniformAttention>(own, qkv, out);
+  }
+};
+
+TEST_F(Layers, NoticeAttentionWithoutASoftmax) {
+  for (const DType dtype : kTypes) {
+    run_ranks(2, {}, [&](const std::shared_ptr<Communicator>& communicator) {
+      Context context(communicator);
+      UniformPlace place(context, dtype);
+      const layers::AttentionShape shape{.tokens = 64, .heads = 4, .head_size = 16};
+      const auto tpsp = layers::make_attention_tpsp(place, shape);
+      tpsp->run();
+      expect_noticed(*tpsp, dtype);
+      const auto up = layers::make_attention_up(place, shape);
+      up->run();
+      expect_noticed(*up, dtype);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace flashoverlap::test

@@ -54,21 +54,21 @@ TEST(RandomValues, AreMadeOnceForAllWhoHaveThem) {
   std::vector<SharedValues> values(4);
   std::vector<std::thread> threads;
   for (SharedValues& mine : values)
-    threads.emplace_back([&mine] { mine = random_values(20, 30, DType::kBFloat16, 5, 6); });
+    threads.emplace_back([&mine] { mine = random_weight(20, 30, DType::kBFloat16, 5, 6); });
   for (std::thread& thread : threads) thread.join();
   for (const SharedValues& mine : values) EXPECT_EQ(mine, values.front());
-  EXPECT_NE(random_values(20, 30, DType::kFloat16, 5, 6), values.front());
-  EXPECT_NE(*random_values(20, 30, DType::kBFloat16, 5, 7), *values.front());
+  EXPECT_NE(random_weight(20, 30, DType::kFloat16, 5, 6), values.front());
+  EXPECT_NE(*random_weight(20, 30, DType::kBFloat16, 5, 7), *values.front());
   const Values before = *values.front();
   values.clear();
-  EXPECT_EQ(*random_values(20, 30, DType::kBFloat16, 5, 6), before);
+  EXPECT_EQ(*random_weight(20, 30, DType::kBFloat16, 5, 6), before);
 }
 
 TEST(RandomValues, AreNumbersOfTheirType) {
   for (const DType dtype : kTypes) {
     at_host_place(dtype, [dtype](HostPlace& place) {
-      const SharedValues values = random_values(7, 9, dtype, 1, 2);
-      EXPECT_EQ(Matrix(place, 7, 9, *values).read(), *values);
+      for (const SharedValues& values : {random_weight(7, 9, dtype, 1, 2), random_tokens(7, 9, dtype, 1, 2)})
+        EXPECT_EQ(Matrix(place, 7, 9, *values).read(), *values);
     });
   }
 }
@@ -78,7 +78,7 @@ TEST(Pieces, OfAMatrix) {
   EXPECT_EQ(rows_of(matrix, 3, 1, 1), (Values{10, 11, 12}));
   EXPECT_EQ(columns_of(matrix, 3, 1, 2), (Values{1, 2, 11, 12}));
   EXPECT_EQ(transposed(matrix, 2, 3), (Values{0, 10, 1, 11, 2, 12}));
-  const SharedValues large = random_values(70, 50, DType::kFloat32, 1, 1);
+  const SharedValues large = random_weight(70, 50, DType::kFloat32, 1, 1);
   EXPECT_EQ(transposed(transposed(*large, 70, 50), 50, 70), *large);
 }
 
