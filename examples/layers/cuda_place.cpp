@@ -46,9 +46,7 @@ class CudaAttention final : public Attention {
         weights_(device.index, own.heads * block_ * ld_ * size_of(qkv.place().dtype()),
                  "weights of attention"),
         workspace_(device.index, CublasGemm::kWorkspaceBytes, "cuBLAS") {
-    // Loads cuBLAS's kernels while no other rank waits for this one: behind a stream that waits they would
-    // hang.
-    run(0, own.tokens);
+    run(0, own.tokens);  // loads cuBLAS's kernels, which would hang behind a stream that waits
     FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(device.stream));
   }
 
@@ -196,7 +194,11 @@ class CudaPlace final : public Place {
 
   [[nodiscard]] std::unique_ptr<Attention> make_attention(const AttentionShape& own, const Matrix& qkv,
                                                           const Matrix& out) override {
-    return std::make_unique<CudaAttention>(device_, own, qkv, out);
+    auto attention = std::make_unique<CudaAttention>(device_, own, qkv, out);
+    // Until all ranks have loaded their kernels, none may put one onto a shared GPU that waits for another
+    // rank.
+    (void)context().communicator().exchange(std::uint64_t{0}, {.operation = "attention of a layer"});
+    return attention;
   }
 
  private:

@@ -49,7 +49,8 @@ class Place {
 
   /// softmax(q · k^T / sqrt(head_size)) · v of the heads of `own` side by side, over all its tokens, without
   /// a mask. qkv: [tokens, 3 * heads * head_size], q, k and v of each head one after the other; out: [tokens,
-  /// heads * head_size], of which the queries' rows are written. Both must stay where they are.
+  /// heads * head_size], of which the queries' rows are written. Both must stay where they are. Collective,
+  /// also for ranks without heads.
   [[nodiscard]] virtual std::unique_ptr<Attention> make_attention(const AttentionShape& own,
                                                                   const Matrix& qkv, const Matrix& out) = 0;
 
