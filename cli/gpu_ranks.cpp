@@ -10,6 +10,11 @@
 
 namespace flashoverlap::cli {
 
+void require_gpu_type(DType dtype) {
+  if (dtype != DType::kFloat32) return;
+  core::fail(ErrorKind::kUnsupported, "--backend cuda computes bf16 and f16, not f32; add --dtype bf16");
+}
+
 std::vector<int> devices_of(std::int64_t ranks, const GpuOptions& gpu) {
   cuda::prepare_environment();
   const int available = cuda_device_count();
@@ -22,9 +27,7 @@ std::vector<int> devices_of(std::int64_t ranks, const GpuOptions& gpu) {
     }
     devices.push_back(static_cast<int>(device));
   }
-  if (devices.empty()) {
-    for (int r = 0; r < static_cast<int>(ranks); ++r) devices.push_back(ranks <= available ? r : 0);
-  }
+  if (devices.empty()) devices = cuda::default_devices(static_cast<int>(ranks));
   if (std::ssize(devices) != ranks) {
     core::fail(ErrorKind::kBadArgument, "--devices lists {} devices for --ranks {}", devices.size(), ranks);
   }

@@ -13,6 +13,9 @@
 /// The ranks of `--backend cuda` as the library takes them. Only in builds with CUDA.
 namespace flashoverlap::cli {
 
+/// Error(kUnsupported) for a type that GPUs do not compute, which says how to choose another.
+void require_gpu_type(DType dtype);
+
 /// Of each rank. Before CUDA starts, sets what it needs in the environment, where that does not say
 /// otherwise. Throws Error(kUnsupported) without a device, Error(kBadArgument) naming --devices.
 [[nodiscard]] std::vector<int> devices_of(std::int64_t ranks, const GpuOptions& gpu);
@@ -34,12 +37,10 @@ class GpuRanks {
   GpuRanks(const GpuRanks&) = delete;
   GpuRanks& operator=(const GpuRanks&) = delete;
 
-  [[nodiscard]] const CudaOptions& options_of(int rank) const {
-    return placement_.ranks[static_cast<std::size_t>(rank)];
-  }
-  /// The communicator of `control`'s rank. Collective.
-  [[nodiscard]] std::shared_ptr<Communicator> connect(const std::shared_ptr<Communicator>& control) const {
-    return communicators_->connect(control);
+  /// As RankCommunicators::run.
+  void run(const std::shared_ptr<Communicator>& control,
+           const cuda::RankCommunicators::OnRank& on_rank) const {
+    communicators_->run(control, on_rank);
   }
   /// "nccl on devices 0,1"
   [[nodiscard]] std::string text() const;

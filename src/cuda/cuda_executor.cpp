@@ -33,6 +33,15 @@ bool is_serial(const OverlapPlan& plan) {
   return is_single && plan.world_size > 1 && SerialBaseline::can_run(plan);
 }
 
+// An all-to-all moves a rank's own part too, and a copy within one device takes an SM even where one between
+// devices takes none.
+bool copies_to_itself(const OverlapPlan& plan) {
+  return std::any_of(plan.transfers.begin(), plan.transfers.end(), [&](const Transfer& transfer) {
+    return transfer.kind == TransferKind::kAllToAll && transfer.slice >= 0 &&
+           transfer.send_counts[as_index(plan.rank)] > 0;
+  });
+}
+
 }  // namespace
 
 CudaExecutor::CudaExecutor(std::shared_ptr<Communicator> communicator, const CudaOptions& options)
@@ -94,11 +103,22 @@ void CudaExecutor::check_plan(const OverlapPlan& plan) const {
   }
 }
 
+// Of a plan's launches beside communication.
+int CudaExecutor::gemm_sms_of(const OverlapPlan& plan) const {
+  constexpr int kSmsOfOwnCopy = 2;
+  const bool has_room = room_for_communication() > 0;
+  return has_room || !copies_to_itself(plan) ? gemm_sms_ : std::max(1, gemm_sms_ - kSmsOfOwnCopy);
+}
+
+int CudaExecutor::room_for_communication() const {
+  return options_.partition.communication != nullptr ? options_.partition.communication->num_sms()
+                                                     : num_sms(options_.device) - gemm_sms_;
+}
+
 // A GEMM that waits for what others send must leave SMs to who receives it, or it would wait for ever. The
 // copy engine needs none, nor does a stream's own write of the word that counts arrivals.
 void CudaExecutor::check_room_for_arrivals(const OverlapPlan& plan) const {
-  const int room = options_.partition.communication != nullptr ? options_.partition.communication->num_sms()
-                                                               : num_sms(options_.device) - gemm_sms_;
+  const int room = room_for_communication();
   if (room < 1) {
     if (copies_without_sms() && options_.wait == GroupWait::kStreamMemory) return;
     core::fail(ErrorKind::kUnsupported,
@@ -125,8 +145,9 @@ std::unique_ptr<PreparedPlan> CudaExecutor::prepare(OverlapPlan plan) {
                                   options_.gemm_variant);
   }
   retired_->drop_finished();
+  const int sms = gemm_sms_of(plan);
   auto prepared = std::make_unique<PreparedCudaPlan>(options_.device, std::move(plan), std::move(variants),
-                                                     as_serial, options_.sums, gemm_sms_);
+                                                     as_serial, options_.sums, sms);
   if (prepared->is_gated()) check_room_for_arrivals(prepared->plan());
   check_workspace_limit(*prepared);
   if (!registers_workspace()) reserve_workspace(*prepared);
@@ -215,8 +236,8 @@ std::optional<PlanShape> CudaExecutor::suggest(const ProductShape& product) cons
     core::fail(ErrorKind::kUnsupported, "the GPU executor computes bf16 and f16, not f32");
   }
   constexpr std::int64_t kVector = 8;
-  const bool has_blocks = product.use == TileUse::kReadsBlocks;
-  const std::int64_t row_columns = has_blocks ? std::gcd(product.k, product.block_columns) : product.k;
+  const bool has_blocks = product.block_columns > 0;
+  const std::int64_t row_columns = std::gcd(product.k, product.block_columns);
   const SignalGemmVariant& variant =
       choose_variant(options_.device, product.dtype, product.m, product.n, product.k, gemm_sms_,
                      row_columns % kVector == 0, options_.gemm_variant);
@@ -425,7 +446,7 @@ void CudaExecutor::enqueue_gemm(Call& call) {
   using Launch = PreparedCudaPlan::Launch;
   const Launch launch = plain ? Launch::kPlain : (call.is_gated ? Launch::kGated : Launch::kRun);
   // Behind all transfers it need leave no SM to them.
-  const int sms = call.prepared.waits_for_all() ? serial_sms_ : gemm_sms_;
+  const int sms = call.prepared.waits_for_all() ? serial_sms_ : call.prepared.gemm_sms();
   const PreparedGemm& gemm =
       call.prepared.gemm(call.operands, output, ldo, launch, sms, call.is_captured,
                          {.needed = nullptr,

@@ -43,6 +43,8 @@ class CudaExecutor final : public Executor {
 
   void check_plan(const OverlapPlan& plan) const;
   void check_room_for_arrivals(const OverlapPlan& plan) const;
+  [[nodiscard]] int room_for_communication() const;
+  [[nodiscard]] int gemm_sms_of(const OverlapPlan& plan) const;
   void check_workspace_limit(const PreparedCudaPlan& plan) const;
   void reserve_workspace(PreparedCudaPlan& plan);
   /// Whether plans have their workspace from their first call on only, see NcclBuffers.

@@ -22,11 +22,13 @@ using Workspace = const DeviceBuffer;
 
 class PreparedCudaPlan {
  public:
-  /// `sums`: who adds up partial sums. `gemm_sms`: of launches beside communication.
+  /// `sums`: who adds up partial sums.
   PreparedCudaPlan(int device, OverlapPlan plan, std::vector<const SignalGemmVariant*> variants,
                    bool as_serial, SumBy sums, int gemm_sms);
 
   [[nodiscard]] const OverlapPlan& plan() const { return plan_; }
+  /// Of launches beside communication.
+  [[nodiscard]] int gemm_sms() const { return gemm_sms_; }
   /// Bytes of workspace: packed and received buffer, the other ranks' partial sums where they are added here,
   /// for an output with gaps between its rows one without, and the sums of tiles that are begun.
   [[nodiscard]] std::int64_t workspace_bytes() const;
@@ -123,9 +125,8 @@ class PreparedCudaPlan {
     std::unique_ptr<DevicePlan> plan;
     DeviceBuffer start;  ///< GateTables::start
   };
-  void make_tables(const GateTables& gates, int gemm_sms);
-  [[nodiscard]] std::int64_t begun_tiles(const SignalGemmVariant& variant, const GateTables& gates,
-                                         int gemm_sms) const;
+  void make_tables(const GateTables& gates);
+  [[nodiscard]] std::int64_t begun_tiles(const SignalGemmVariant& variant, const GateTables& gates) const;
   [[nodiscard]] const VariantTables& tables_of(const SignalGemmVariant& variant) const;
   [[nodiscard]] const SignalGemmVariant& variant_for(const Operands& operands) const;
   [[nodiscard]] std::vector<OperandBlock> blocks_of(const Operands& operands) const;
@@ -135,6 +136,7 @@ class PreparedCudaPlan {
   void add_gates(DeviceGates gates, const VariantTables& tables, SignalGemmArguments& arguments) const;
 
   int device_;
+  int gemm_sms_;
   OverlapPlan plan_;
   std::vector<const SignalGemmVariant*> variants_;
   /// Of each of the variants.

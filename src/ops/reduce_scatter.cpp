@@ -109,12 +109,6 @@ ops::PreparedPlans prepare_tail_free(Context& context, const ResolvedCall& call,
       .slices = ops::to_text(slices, baseline),
       .cut = ops::cut_of(slices),
       .is_cut_chosen = call.is_cut_chosen,
-      .product =
-          [](const PlanOptions& chosen) {
-            ProductShape product = ops::product_of(chosen);
-            product.use = TileUse::kAddsReceived;
-            return product;
-          },
       .overlap =
           [=](const PlanOptions& chosen, const SliceCut& cut) {
             ops::check_baseline(baseline);
