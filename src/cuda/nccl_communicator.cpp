@@ -118,7 +118,7 @@ void NcclCommunicator::agree_on_devices() {
     if (buffers() != NcclBuffers::kPlain) {
       core::fail(
           ErrorKind::kUnsupported,
-          "ranks {} and {} share the GPU {}: NCCL's memory cannot be registered there, see NcclBuffers", r,
+          "ranks {} and {} share the GPU {}: memory cannot be registered there, use NcclBuffers::kPlain", r,
           twin - all.begin(), all[r]);
     }
     // NVLink multicast has no meaning within one GPU; what the environment says stays.

@@ -32,7 +32,9 @@ class PreparedCudaPlan {
   /// Bytes of workspace: packed and received buffer, the other ranks' partial sums where they are added here,
   /// for an output with gaps between its rows one without, and the sums of tiles that are begun.
   [[nodiscard]] std::int64_t workspace_bytes() const;
-  void set_workspace(std::shared_ptr<Workspace> workspace) { workspace_ = std::move(workspace); }
+  void set_workspace(std::shared_ptr<Workspace> workspace) {
+    replaced_ = std::exchange(workspace_, std::move(workspace));
+  }
   [[nodiscard]] bool has_workspace() const { return workspace_ != nullptr; }
   /// Whether it is the one that the plan keeps.
   [[nodiscard]] bool has_settled_workspace() const { return is_workspace_settled_; }
@@ -147,6 +149,7 @@ class PreparedCudaPlan {
   DeviceBuffer added_;
   std::unique_ptr<SerialBaseline> serial_;
   std::shared_ptr<Workspace> workspace_;
+  std::shared_ptr<Workspace> replaced_;  // the one before, with which the device may still work
   bool is_workspace_settled_ = false;
   bool writes_in_place_ = false;
   bool all_groups_awaited_ = false;
