@@ -2,60 +2,22 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
-#include <mutex>
 
 #include "check.h"
 #include "core/fail.h"
+#include "cublas_lt.h"
 
 namespace flashoverlap::cuda {
 namespace {
 
 constexpr int kMaxAlgorithms = 16;
 
-void check_cublas(cublasStatus_t status, const char* call) {
-  if (status == CUBLAS_STATUS_SUCCESS) return;
-  core::fail(ErrorKind::kDevice, "{}: {}", call, cublasLtGetStatusString(status));
-}
-
-// One for each device, until the process ends: cublasLtDestroy waits for the device, where another rank's
-// GEMM may wait for what this rank sends next. The device must be current.
-cublasLtHandle_t handle_of(int device) {
-  static std::mutex mutex;
-  static std::map<int, cublasLtHandle_t> handles;
-  const std::scoped_lock lock(mutex);
-  cublasLtHandle_t& handle = handles[device];
-  if (handle == nullptr) check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
-  return handle;
-}
-
-cudaDataType_t cuda_type(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return CUDA_R_32F;
-    case DType::kBFloat16:
-      return CUDA_R_16BF;
-    case DType::kFloat16:
-      return CUDA_R_16F;
-  }
-  core::fail(ErrorKind::kInternal, "an element type without a CUDA type");
-}
-
-cublasLtMatrixLayout_t make_layout(cudaDataType_t type, std::int64_t rows, std::int64_t cols,
-                                   std::int64_t ld) {
-  cublasLtMatrixLayout_t layout = nullptr;
-  check_cublas(cublasLtMatrixLayoutCreate(&layout, type, static_cast<std::uint64_t>(rows),
-                                          static_cast<std::uint64_t>(cols), ld),
-               "cublasLtMatrixLayoutCreate");
-  return layout;
-}
-
 }  // namespace
 
 CublasGemm::CublasGemm(int device, DType dtype, const Shape& shape, int num_sms, void* workspace)
     : device_(device), shape_(shape), workspace_(workspace) {
   const DeviceScope scope(device);
-  handle_ = handle_of(device);
+  handle_ = cublas_handle_of(device);
   // cuBLAS is column-major: it sees Dᵀ[n,m] = Bᵀ-stored-as-B · Aᵀ.
   check_cublas(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
                "cublasLtMatmulDescCreate");
@@ -67,10 +29,10 @@ CublasGemm::CublasGemm(int device, DType dtype, const Shape& shape, int num_sms,
   check_cublas(
       cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms),
       "cublasLtMatmulDescSetAttribute");
-  const cudaDataType_t type = cuda_type(dtype);
-  layout_b_ = make_layout(type, shape.k, shape.n, shape.ldb);
-  layout_a_ = make_layout(type, shape.k, shape.m, shape.lda);
-  layout_d_ = make_layout(type, shape.n, shape.m, shape.ldd);
+  const cudaDataType_t type = cublas_type(dtype);
+  layout_b_ = make_cublas_layout(type, shape.k, shape.n, shape.ldb);
+  layout_a_ = make_cublas_layout(type, shape.k, shape.m, shape.lda);
+  layout_d_ = make_cublas_layout(type, shape.n, shape.m, shape.ldd);
 
   cublasLtMatmulPreference_t preference = nullptr;
   check_cublas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
