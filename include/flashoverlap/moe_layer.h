@@ -144,17 +144,17 @@ class MoeLayer {
   /// same top_k; tokens may differ. kSerial: dispatch, then GEMMs, then return, with the same tiles: the
   /// baseline, and the oracle bit for bit. `timeline`, when not null, gets this rank's spans.
   /// On GPUs matrices are in the device's memory, and everything is put into `stream` (a cudaStream_t) once
-  /// the ranks have met; backward and adaptation are on CPUs only, and transport is kCollective.
+  /// the ranks have met; adaptation is on CPUs only, and transport is kCollective.
   MoeReport forward(const void* x, std::int64_t ldx, const MoeRouting& routing, const MoeWeights& weights,
                     void* out, std::int64_t ldo, Method method = Method::kOverlap,
                     Timeline* timeline = nullptr, void* stream = nullptr);
 
   /// Gradients of the call of `forward` before it, which must have had the same x, routing and weights, by
   /// the gradient of its output, out_gradient: [tokens, H]. Dropped rows have no gradient. The gradients'
-  /// dispatch and return are hidden in the same way, and behind the gradients of the weights, which are
-  /// computed while rows travel (Operands::other_work); where `overlap_if` decides, backward goes as its
-  /// forward went. Gradients have the same bits either way with padding kRagged. Error(kBadArgument) when
-  /// there was no forward, or `gradients` has no input.
+  /// dispatch and return are hidden in the same way, and behind the gradients of the weights; where
+  /// `overlap_if` decides, backward goes as its forward went. Same bits either way with padding kRagged. On
+  /// GPUs all matrices are in the device's memory, and everything goes into the forward's stream, which must
+  /// still be there. Error(kBadArgument) when there was no forward, or `gradients` has no input.
   MoeReport backward(const void* out_gradient, std::int64_t ldg, const MoeWeights& weights,
                      const MoeGradients& gradients, Method method = Method::kOverlap,
                      Timeline* timeline = nullptr);

@@ -2,44 +2,15 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
-#include <mutex>
 
 #include "check.h"
 #include "core/fail.h"
+#include "cublas_lt.h"
 
 namespace flashoverlap::cuda {
 namespace {
 
 constexpr int kMaxAlgorithms = 16;
-
-void check_cublas(cublasStatus_t status, const char* call) {
-  if (status == CUBLAS_STATUS_SUCCESS) return;
-  core::fail(ErrorKind::kDevice, "{}: {}", call, cublasLtGetStatusString(status));
-}
-
-// One for each device, until the process ends: cublasLtDestroy waits for the device, where another rank's
-// GEMM may wait for what this rank sends next. The device must be current.
-cublasLtHandle_t handle_of(int device) {
-  static std::mutex mutex;
-  static std::map<int, cublasLtHandle_t> handles;
-  const std::scoped_lock lock(mutex);
-  cublasLtHandle_t& handle = handles[device];
-  if (handle == nullptr) check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
-  return handle;
-}
-
-cudaDataType_t cuda_type(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return CUDA_R_32F;
-    case DType::kBFloat16:
-      return CUDA_R_16BF;
-    case DType::kFloat16:
-      return CUDA_R_16F;
-  }
-  core::fail(ErrorKind::kInternal, "an element type without a CUDA type");
-}
 
 // A matrix as cuBLAS sees it, column-major, and how far apart those of a batch are.
 struct Layout {
@@ -52,10 +23,7 @@ struct Layout {
 };
 
 cublasLtMatrixLayout_t make_layout(const Layout& from) {
-  cublasLtMatrixLayout_t layout = nullptr;
-  check_cublas(cublasLtMatrixLayoutCreate(&layout, from.type, static_cast<std::uint64_t>(from.rows),
-                                          static_cast<std::uint64_t>(from.cols), from.ld),
-               "cublasLtMatrixLayoutCreate");
+  cublasLtMatrixLayout_t layout = make_cublas_layout(from.type, from.rows, from.cols, from.ld);
   if (from.batch == 1) return layout;
   const auto batch = static_cast<std::int32_t>(from.batch);
   check_cublas(
@@ -67,28 +35,12 @@ cublasLtMatrixLayout_t make_layout(const Layout& from) {
   return layout;
 }
 
-cublasLtMatmulPreference_t make_preference(std::size_t workspace_bytes, std::int64_t alignment_bytes) {
-  cublasLtMatmulPreference_t preference = nullptr;
-  check_cublas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
-    check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
-                 "cublasLtMatmulPreferenceSetAttribute");
-  };
-  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
-  const auto alignment = static_cast<std::uint32_t>(alignment_bytes);
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment);
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment);
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
-  return preference;
-}
-
 }  // namespace
 
 CublasGemm::CublasGemm(int device, DType dtype, const Shape& shape, int num_sms, void* workspace)
     : device_(device), shape_(shape), workspace_(workspace) {
   const DeviceScope scope(device);
-  handle_ = handle_of(device);
+  handle_ = cublas_handle_of(device);
   // cuBLAS is column-major: it sees Dᵀ[n,m] = Bᵀ-stored-as-B · Aᵀ, and a B [k,n] as Bᵀ itself.
   check_cublas(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
                "cublasLtMatmulDescCreate");
@@ -99,14 +51,15 @@ CublasGemm::CublasGemm(int device, DType dtype, const Shape& shape, int num_sms,
   check_cublas(
       cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms),
       "cublasLtMatmulDescSetAttribute");
-  const cudaDataType_t type = cuda_type(dtype);
+  const cudaDataType_t type = cublas_type(dtype);
   const std::int64_t b_rows = shape.b_is_transposed ? shape.k : shape.n;
   const std::int64_t b_cols = shape.b_is_transposed ? shape.n : shape.k;
   layout_b_ = make_layout({type, b_rows, b_cols, shape.ldb, shape.batch, shape.stride_b});
   layout_a_ = make_layout({type, shape.k, shape.m, shape.lda, shape.batch, shape.stride_a});
-  layout_d_ = make_layout(
-      {cuda_type(shape.type_of_d.value_or(dtype)), shape.n, shape.m, shape.ldd, shape.batch, shape.stride_d});
-  cublasLtMatmulPreference_t preference = make_preference(kWorkspaceBytes, shape.alignment_bytes);
+  layout_d_ = make_layout({cublas_type(shape.type_of_d.value_or(dtype)), shape.n, shape.m, shape.ldd,
+                           shape.batch, shape.stride_d});
+  cublasLtMatmulPreference_t preference =
+      make_cublas_preference(kWorkspaceBytes, shape.alignment_bytes, shape.alignment_bytes);
   algorithms_.resize(kMaxAlgorithms);
   int found = 0;
   const cublasStatus_t status =

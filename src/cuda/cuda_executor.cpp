@@ -223,7 +223,10 @@ std::optional<std::int64_t> CudaExecutor::agree_on_registered(const PreparedCuda
 }
 
 std::shared_ptr<plan::MoeDevice> CudaExecutor::make_moe_device() const {
-  return std::make_shared<MoeCudaDevice>(options_.device, readable_memory());
+  return std::make_shared<MoeCudaDevice>(MoeCudaDevice::Options{.device = options_.device,
+                                                                .memory = readable_memory(),
+                                                                .num_sms = serial_sms_,
+                                                                .partition = options_.partition.compute});
 }
 
 std::int64_t CudaExecutor::workspace_bytes() const {

@@ -31,13 +31,16 @@ void append(std::vector<std::int32_t>& words, const std::vector<Value>& values) 
 
 }  // namespace
 
-MoeCudaDevice::MoeCudaDevice(int device, DeviceMemory kind) : device_(device), kind_(kind) {
-  const DeviceScope scope(device);
+MoeCudaDevice::MoeCudaDevice(const Options& options) : options_(options), device_(options.device) {
+  const DeviceScope scope(device_);
   for (Tables& tables : tables_) tables.used = Event();
+  follow_ = Event();
   load_moe_kernels();
 }
 
 MoeCudaDevice::~MoeCudaDevice() {
+  // Of a backward that failed the caller's stream does not wait for it.
+  if (side_ != nullptr) (void)cudaStreamSynchronize(side_->get());
   for (const Tables& tables : tables_) {
     if (tables.is_used) (void)cudaEventSynchronize(tables.used.get());
   }
@@ -64,7 +67,7 @@ void* MoeCudaDevice::reserve(Buffer buffer, std::int64_t bytes) {
   DeviceBuffer& memory = at(buffer);
   if (memory.bytes() < bytes) {
     for (const Tables& tables : tables_) tables.wait();
-    fit(memory, device_, bytes, kind_, "the rows of a layer of experts");
+    fit(memory, device_, bytes, options_.memory, "the rows of a layer of experts");
   }
   return memory.data();
 }
@@ -72,7 +75,7 @@ void* MoeCudaDevice::reserve(Buffer buffer, std::int64_t bytes) {
 std::int64_t MoeCudaDevice::reserved_bytes() const {
   std::int64_t bytes = 0;
   for (const DeviceBuffer& buffer : buffers_) bytes += buffer.bytes();
-  return bytes;
+  return bytes + (products_ != nullptr ? products_->workspace_bytes() : 0);
 }
 
 void MoeCudaDevice::poison(Buffer buffer, void* stream) {
@@ -89,12 +92,12 @@ void MoeCudaDevice::set_rows(const plan::MoeRowTables& from) {
   Tables& to = tables_[current_];
   to.wait();
   std::vector<std::int32_t> words;
-  words.reserve(from.token.size() + from.place.size() + from.result.size() + from.weight.size());
-  append(words, from.token);
+  words.reserve(from.source.size() + from.place.size() + from.result.size() + from.weight.size());
+  append(words, from.source);
   append(words, from.place);
   append(words, from.result);
   append(words, from.weight);
-  to.rows = std::ssize(from.token);
+  to.rows = std::ssize(from.source);
   to.tokens = from.tokens;
   to.top_k = from.top_k;
   const auto bytes = static_cast<std::int64_t>(words.size() * sizeof(std::int32_t));
@@ -102,12 +105,29 @@ void MoeCudaDevice::set_rows(const plan::MoeRowTables& from) {
   upload(device_, to.words.data(), words.data(), static_cast<std::size_t>(bytes));
 }
 
-void MoeCudaDevice::gather(const void* x, std::int64_t ldx, std::int64_t cols, DType /*dtype*/, void* to,
-                           void* stream) {
+void* MoeCudaDevice::side_stream() {
+  if (side_ == nullptr) {
+    side_ = std::make_unique<CudaStream>(device_, CudaStream::Priority::kLow, options_.partition);
+  }
+  return side_->get();
+}
+
+void MoeCudaDevice::follow(void* stream, void* before) {
+  if (stream == before) return;
+  const DeviceScope scope(device_);
+  follow_.record(native(before));
+  follow_.wait_on(native(stream));
+}
+
+void MoeCudaDevice::gather(const void* x, std::int64_t ldx, std::int64_t cols, DType dtype, bool weighted,
+                           void* to, void* stream) {
   const DeviceScope scope(device_);
   const Tables& tables = tables_[current_];
-  launch_gather_rows({.token = tables.token(),
+  launch_gather_rows({.source = tables.source(),
+                      .top_k = tables.top_k,
                       .place = tables.place(),
+                      .weight = weighted ? tables.weight() : nullptr,
+                      .dtype = dtype,
                       .rows = tables.rows,
                       .cols = cols,
                       .from = x,
@@ -129,13 +149,13 @@ void MoeCudaDevice::activate(const void* h, std::int64_t rows, std::int64_t cols
                        native(stream));
 }
 
-void MoeCudaDevice::reduce(const void* results, std::int64_t cols, DType dtype, void* out, std::int64_t ldo,
-                           void* stream) {
+void MoeCudaDevice::reduce(const void* results, std::int64_t cols, DType dtype, bool weighted, void* out,
+                           std::int64_t ldo, void* stream) {
   const DeviceScope scope(device_);
   const Tables& tables = tables_[current_];
   launch_reduce_rows({.dtype = dtype,
                       .row = tables.result(),
-                      .weight = tables.weight(),
+                      .weight = weighted ? tables.weight() : nullptr,
                       .tokens = tables.tokens,
                       .top_k = tables.top_k,
                       .cols = cols,
@@ -143,6 +163,89 @@ void MoeCudaDevice::reduce(const void* results, std::int64_t cols, DType dtype, 
                       .to = out,
                       .to_ld = ldo},
                      native(stream));
+}
+
+void MoeCudaDevice::activate_backward(const void* h, const void* activated_gradient, std::int64_t rows,
+                                      std::int64_t cols, Activation activation, bool gated, DType dtype,
+                                      void* h_gradient, void* stream) {
+  const DeviceScope scope(device_);
+  launch_activate_backward({.dtype = dtype,
+                            .activation = activation,
+                            .gated = gated,
+                            .rows = rows,
+                            .cols = cols,
+                            .from = h,
+                            .gradient = activated_gradient,
+                            .to_gradient = h_gradient},
+                           native(stream));
+}
+
+void MoeCudaDevice::transpose(const void* from, std::int64_t count, std::int64_t rows, std::int64_t cols,
+                              void* to, void* stream) {
+  const DeviceScope scope(device_);
+  launch_transpose({.count = count, .rows = rows, .cols = cols, .from = from, .to = to}, native(stream));
+}
+
+void MoeCudaDevice::weight_gradient(const void* out_gradient, std::int64_t ldg, const void* results,
+                                    std::int64_t cols, DType dtype, float* gradient, void* stream) {
+  const DeviceScope scope(device_);
+  const Tables& tables = tables_[current_];
+  launch_weight_gradient({.dtype = dtype,
+                          .row = tables.result(),
+                          .tokens = tables.tokens,
+                          .top_k = tables.top_k,
+                          .cols = cols,
+                          .out_gradient = out_gradient,
+                          .out_gradient_ld = ldg,
+                          .results = results,
+                          .gradient = gradient},
+                         native(stream));
+}
+
+void MoeCudaDevice::set_expert_rows(const plan::MoeExpertRows& rows) {
+  Tables& to = tables_[current_];
+  to.expert_begin = rows.begin;  // set_rows has waited for whoever used the one before
+  const auto bytes = static_cast<std::int64_t>(rows.row.size() * sizeof(std::int32_t));
+  fit(to.expert_rows, device_, bytes, DeviceMemory::kStreamOrdered, "the row tables of a layer of experts");
+  upload(device_, to.expert_rows.data(), rows.row.data(), static_cast<std::size_t>(bytes));
+}
+
+void MoeCudaDevice::order_by_expert(const void* from, std::int64_t cols, void* to, void* stream) {
+  const DeviceScope scope(device_);
+  const Tables& tables = tables_[current_];
+  launch_gather_rows({.source = static_cast<const std::int32_t*>(tables.expert_rows.data()),
+                      .rows = tables.expert_begin.back(),
+                      .cols = cols,
+                      .from = from,
+                      .from_ld = cols,
+                      .to = to},
+                     native(stream));
+}
+
+void MoeCudaDevice::multiply_by_expert(const void* left, std::int64_t left_cols, const void* right,
+                                       std::int64_t right_cols, DType dtype, float* to, void* stream) {
+  if (left_cols == 0 || right_cols == 0) return;
+  const DeviceScope scope(device_);
+  const std::vector<std::int64_t>& begin = tables_[current_].expert_begin;
+  const auto row_of = [&](const void* rows, std::int64_t row, std::int64_t cols) {
+    return static_cast<const char*>(rows) + row * cols * size_of(dtype);
+  };
+  for (std::size_t e = 0; e + 1 < begin.size(); ++e, to += left_cols * right_cols) {
+    const std::int64_t rows = begin[e + 1] - begin[e];
+    if (rows == 0) {
+      const auto bytes = static_cast<std::size_t>(left_cols * right_cols) * sizeof(float);
+      FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(to, 0, bytes, native(stream)));
+      continue;
+    }
+    products().launch({.m = left_cols, .n = right_cols, .k = rows, .dtype = dtype},
+                      row_of(left, begin[e], left_cols), row_of(right, begin[e], right_cols), to,
+                      native(stream));
+  }
+}
+
+CublasProducts& MoeCudaDevice::products() {
+  if (products_ == nullptr) products_ = std::make_unique<CublasProducts>(device_, options_.num_sms);
+  return *products_;
 }
 
 void MoeCudaDevice::end(void* stream) {

@@ -149,12 +149,19 @@ MoeReport MoeLayer::backward(const void* out_gradient, std::int64_t ldg, const M
   s.meet(
       "backward",
       [&] {
-        s.require_host("backward");
         if (!s.results_valid) core::fail(ErrorKind::kBadArgument, "backward needs a forward before it");
         const std::int64_t tokens = s.call->routing.tokens;
         s.check_matrix("out_gradient", out_gradient, "ldg", ldg, tokens);
         s.check_matrix("input gradient", gradients.input, "input_ld", gradients.input_ld, tokens);
         s.check_weights(weights);
+        s.check_device_memory(tokens,
+                              {{"out_gradient", out_gradient},
+                               {"input gradient", gradients.input},
+                               {"gradient of the routing's weights", gradients.routing_weights}},
+                              {{"up weights", weights.up},
+                               {"down weights", weights.down},
+                               {"gradient of the up weights", gradients.up},
+                               {"gradient of the down weights", gradients.down}});
         // The rows lie as the forward's plan had them.
         const auto rows_of = [](const MoePlanOptions& o) { return std::pair(o.padding, o.order); };
         if (rows_of(s.plan_options(method)) != rows_of(s.forward_plans.options)) {
@@ -167,10 +174,15 @@ MoeReport MoeLayer::backward(const void* out_gradient, std::int64_t ldg, const M
       },
       method);
   try {
-    Backward backward(s, out_gradient, ldg, weights, gradients, method);
-    report.phases.counts_us = watch.lap();
-    backward.run(report, watch, timeline);
-    s.observed = false;  // of another GEMM than the forward's
+    if (s.device != nullptr) {
+      report.phases.counts_us = watch.lap();
+      s.backward_on_device({out_gradient, ldg, weights, gradients, method}, timeline);
+    } else {
+      Backward backward(s, out_gradient, ldg, weights, gradients, method);
+      report.phases.counts_us = watch.lap();
+      backward.run(report, watch, timeline);
+      s.observed = false;  // of another GEMM than the forward's
+    }
     s.fill_report(report, method);
   } catch (const std::exception& error) {
     if (s.communicator.size() > 1) s.communicator.abort(error.what());
@@ -185,6 +197,7 @@ MoeLayer::Parts MoeLayer::measure_backward_parts() {
   s.meet(
       "backward parts",
       [&] {
+        s.require_host("measure_backward_parts");
         if (!s.backward_valid) {
           core::fail(ErrorKind::kBadArgument, "measure_backward_parts needs a backward before it");
         }

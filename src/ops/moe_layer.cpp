@@ -167,7 +167,8 @@ MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& r
         out_begin < in_begin + routing.tokens * ldx * s.element()) {
       core::fail(ErrorKind::kBadArgument, "out at {} overlaps x at {}; they must lie apart", out, x);
     }
-    s.check_device_memory(on, routing.tokens, weights);
+    s.check_device_memory(routing.tokens, {{"x", x}, {"out", out}},
+                          {{"up weights", weights.up}, {"down weights", weights.down}});
   };
   const MoeCounts counts = s.exchange_counts(routing, check, method, report);
   or_abort(s.communicator, [&] {
@@ -203,7 +204,6 @@ MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& r
     report.phases.reduce_us = watch.lap();
     s.fill_report(report, method);
   });
-  if (s.device != nullptr) return report;
   s.results_valid = true;
   s.call_method = method;
   if (method == Method::kSerial) s.observed = false;  // consumers had nothing to do

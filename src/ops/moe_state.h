@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,6 +39,7 @@ struct MoeLayer::State {
     ops::SendRows rows;
     ops::RowPlaces places;
     std::int64_t all_dropped = 0;
+    std::int64_t product_rows = -1;  ///< Rows told to the device for products over rows; -1: none yet.
   };
 
   [[nodiscard]] ops::MoeActivation activation() const {
@@ -86,7 +88,7 @@ struct MoeLayer::State {
                    OtherWork other_work = {});
   Parts measure_parts(Plans& plans, const Gemm& first_gemm, const Gemm& second_gemm) const;
 
-  /// Where rows lie in a device's memory: moe_on_device.cpp.
+  /// Where rows lie in a device's memory: moe_on_device.cpp, and moe_backward_on_device.cpp.
   struct DeviceCall {
     const void* x = nullptr;
     std::int64_t ldx = 0;
@@ -95,10 +97,37 @@ struct MoeLayer::State {
     void* stream = nullptr;
   };
   void check_device_options() const;
-  void check_device_memory(const DeviceCall& on, std::int64_t tokens, const MoeWeights& weights) const;
+  struct NamedMatrix {
+    const char* name;
+    const void* data;  ///< Null: not looked at.
+  };
+  /// On a device, of this rank's tokens and of its experts: whether they lie there.
+  void check_device_memory(std::int64_t tokens, std::initializer_list<NamedMatrix> of_tokens,
+                           std::initializer_list<NamedMatrix> of_weights) const;
   /// Error(kUnsupported), naming the call, on a device.
   void require_host(const char* what) const;
   void forward_on_device(const DeviceCall& on, const MoeWeights& weights, Timeline* timeline);
+  /// What a backward is given.
+  struct BackwardCall {
+    const void* out_gradient = nullptr;
+    std::int64_t ldg = 0;
+    const MoeWeights& weights;
+    const MoeGradients& gradients;
+    Method method = Method::kOverlap;
+  };
+  class BackwardOnDevice;
+  /// In the stream of the forward before it.
+  void backward_on_device(const BackwardCall& on, Timeline* timeline);
+  /// Memory of at least so many elements, poisoned where that is asked for.
+  void* reserve_on_device(plan::MoeDevice::Buffer buffer, std::int64_t elements, void* stream);
+  struct DeviceGemm {
+    const void* a = nullptr;
+    std::int64_t lda = 0;
+    const void* b = nullptr;  ///< Of no matter where this rank has no expert.
+    void* out = nullptr;
+    std::int64_t ldo = 0;
+  };
+  void run_on_device(PreparedPlan& plan, const DeviceGemm& gemm, void* stream, Timeline* timeline);
   void fill_report(MoeReport& report, Method method) const;
 
   Context& context;
@@ -115,8 +144,9 @@ struct MoeLayer::State {
   Plans earlier_forward_plans;
   Plans earlier_backward_plans;
   std::optional<Call> call;
-  bool results_valid = false;   ///< Buffers hold what the last forward left.
-  bool backward_valid = false;  ///< And the last backward, of that forward.
+  void* device_stream = nullptr;  ///< Of the last forward, on a device.
+  bool results_valid = false;     ///< Buffers hold what the last forward left.
+  bool backward_valid = false;    ///< And the last backward, of that forward.
   MoeObservation observation;
   bool observed = false;
   double call_us = 0;  ///< Of the last forward on this rank; 0: not known.

@@ -11,9 +11,9 @@ namespace flashoverlap::plan {
 
 /// Which row of a mixture-of-experts layer goes where, on one rank in one call.
 struct MoeRowTables {
-  /// For each row that is made for the first GEMM: the token it is a copy of, or -1: zeros; and its place
-  /// among the rows of the first GEMM's input.
-  std::vector<std::int32_t> token, place;
+  /// For each row that is made for the first GEMM: the slot of a token that it is made for, token * top_k +
+  /// slot, or -1: zeros; and its place among the rows of the first GEMM's input.
+  std::vector<std::int32_t> source, place;
   /// [tokens, top_k]: the row of the second GEMM's output, or -1: none; and its weight.
   std::vector<std::int32_t> result;
   std::vector<float> weight;
@@ -21,12 +21,38 @@ struct MoeRowTables {
   std::int32_t top_k = 1;
 };
 
-/// What a layer of experts needs of a device besides GEMMs and transfers: memory, and the passes over rows
-/// between them. Everything is put into `stream`, the stream of the call. One object per layer, for one rank.
+/// The rows of each local expert one behind the other, whoever owns them, for the products over rows.
+struct MoeExpertRows {
+  /// Experts begin at multiples of it, so that lengths, and with them what is asked of a matrix library, are
+  /// few.
+  static constexpr std::int64_t kUnit = 64;
+
+  std::vector<std::int32_t> row;    ///< Among the expert rows, or -1: zeros.
+  std::vector<std::int64_t> begin;  ///< Of each expert in `row`, and the end.
+};
+
+/// What a layer of experts needs of a device besides GEMMs and transfers: memory, the passes over rows
+/// between them and, backward, what becomes of the weights. Everything is put into `stream`. All rows are
+/// dense but for the caller's matrices. One object per layer, for one rank.
 class MoeDevice {
  public:
-  enum class Buffer { kRows, kHidden, kActivated, kResults, kNothing };
-  static constexpr std::size_t kNumBuffers = 5;
+  enum class Buffer {
+    kRows,
+    kHidden,
+    kActivated,
+    kResults,
+    kNothing,
+    // Backward.
+    kGradientRows,       ///< As kRows.
+    kActivatedGradient,  ///< As kActivated.
+    kHiddenGradient,     ///< As kHidden.
+    kResultGradient,     ///< As kResults.
+    kTransposedUp,
+    kTransposedDown,
+    kLeftRows,  ///< Of a product over rows: MoeExpertRows::row many.
+    kRightRows,
+  };
+  static constexpr std::size_t kNumBuffers = 13;
 
   MoeDevice() = default;
   MoeDevice(const MoeDevice&) = delete;
@@ -46,15 +72,45 @@ class MoeDevice {
   /// The tables of the calls below. Waits until the calls before, but for the last one, have ended.
   virtual void set_rows(const MoeRowTables& tables) = 0;
 
-  /// to[place, :] = x[token, :], both with rows of `cols` elements; to is dense, x has leading dimension ldx.
-  virtual void gather(const void* x, std::int64_t ldx, std::int64_t cols, DType dtype, void* to,
-                      void* stream) = 0;
-  /// activated [rows, cols] = activation(h[:, 0:cols]), times h[:, cols:2 cols] when gated; both dense.
+  /// A stream for what nobody waits for until the end of a call. Nothing in it may wait for another rank but
+  /// by way of `follow`.
+  virtual void* side_stream() = 0;
+  /// What is put into `stream` from now on waits for what is in `before` now.
+  virtual void follow(void* stream, void* before) = 0;
+
+  /// to[place, :] = x[token, :], times the slot's weight when `weighted`, in float32, rounded once; x has
+  /// leading dimension ldx.
+  virtual void gather(const void* x, std::int64_t ldx, std::int64_t cols, DType dtype, bool weighted,
+                      void* to, void* stream) = 0;
+  /// activated [rows, cols] = activation(h[:, 0:cols]), times h[:, cols:2 cols] when gated.
   virtual void activate(const void* h, std::int64_t rows, std::int64_t cols, Activation activation,
                         bool gated, DType dtype, void* activated, void* stream) = 0;
-  /// out[t, :] = sum over slots, in their order, of weight * results[row, :], in float32, rounded once.
-  virtual void reduce(const void* results, std::int64_t cols, DType dtype, void* out, std::int64_t ldo,
-                      void* stream) = 0;
+  /// out[t, :] = sum over slots, in their order, of results[row, :], times the weight when `weighted`, in
+  /// float32, rounded once.
+  virtual void reduce(const void* results, std::int64_t cols, DType dtype, bool weighted, void* out,
+                      std::int64_t ldo, void* stream) = 0;
+
+  /// h_gradient, as h, from that of `activated`.
+  virtual void activate_backward(const void* h, const void* activated_gradient, std::int64_t rows,
+                                 std::int64_t cols, Activation activation, bool gated, DType dtype,
+                                 void* h_gradient, void* stream) = 0;
+  /// to[i] = from[i]^T for a stack of `count` matrices [rows, cols] of 16-bit elements.
+  virtual void transpose(const void* from, std::int64_t count, std::int64_t rows, std::int64_t cols, void* to,
+                         void* stream) = 0;
+  /// gradient[t, slot] = out_gradient[t, :] · results[row, :] in float32; 0 without a row. Bitwise
+  /// repeatable.
+  virtual void weight_gradient(const void* out_gradient, std::int64_t ldg, const void* results,
+                               std::int64_t cols, DType dtype, float* gradient, void* stream) = 0;
+
+  /// The table of both calls below, for the rows that the last set_rows told of: once for each set_rows.
+  virtual void set_expert_rows(const MoeExpertRows& rows) = 0;
+  /// to[i, :] = from[row[i], :], or zeros.
+  virtual void order_by_expert(const void* from, std::int64_t cols, void* to, void* stream) = 0;
+  /// to[e] = left_e^T · right_e, [left_cols, right_cols] in float32, over the rows of each expert in that
+  /// order; zeros where it has none. Bitwise repeatable. May wait on the host for what is in any stream, so
+  /// nothing that another rank waits for may come behind it.
+  virtual void multiply_by_expert(const void* left, std::int64_t left_cols, const void* right,
+                                  std::int64_t right_cols, DType dtype, float* to, void* stream) = 0;
   /// Ends the passes of a call: what set_rows and reserve wait for.
   virtual void end(void* stream) = 0;
 };

@@ -1,7 +1,6 @@
 #include "gpu_matrix.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "check.h"
 #include "core/half.h"
@@ -13,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kGuardBytes = 4096;
 constexpr unsigned char kGuard = 0x7F;
-constexpr std::uint16_t kPoison = 0xFFFF;  // NaN in both types
+constexpr unsigned char kPoison = 0xFF;  // NaN in all types
 
 cudaStream_t copy_stream() {
   return cuda::memory_stream(cuda::current_device());
@@ -71,7 +70,7 @@ DeviceMatrix::DeviceMatrix(std::int64_t rows, std::int64_t cols, std::int64_t ld
 }
 
 std::int64_t DeviceMatrix::bytes() const {
-  return rows_ * ld_ * 2;
+  return rows_ * ld_ * size_of(dtype_);
 }
 
 void* DeviceMatrix::data() const {
@@ -79,13 +78,13 @@ void* DeviceMatrix::data() const {
 }
 
 void DeviceMatrix::write(const std::function<float(std::int64_t)>& at) {
-  std::vector<std::uint16_t> bits(static_cast<std::size_t>(rows_ * ld_), kPoison);
+  std::vector<unsigned char> raw(static_cast<std::size_t>(bytes()), kPoison);
   std::vector<float> row(static_cast<std::size_t>(cols_));
   for (std::int64_t i = 0; i < rows_; ++i) {
     for (std::int64_t j = 0; j < cols_; ++j) row[static_cast<std::size_t>(j)] = at(i * cols_ + j);
-    core::from_float(row.data(), dtype_, bits.data() + i * ld_, cols_);
+    core::from_float(row.data(), dtype_, raw.data() + i * ld_ * size_of(dtype_), cols_);
   }
-  cuda::upload(cuda::current_device(), data(), bits.data(), bits.size() * 2);
+  cuda::upload(cuda::current_device(), data(), raw.data(), raw.size());
 }
 
 void DeviceMatrix::fill(const Integers& values) {
@@ -97,8 +96,8 @@ void DeviceMatrix::fill(const std::vector<float>& values) {
 }
 
 void DeviceMatrix::poison() {
-  const std::vector<std::uint16_t> bits(static_cast<std::size_t>(rows_ * ld_), kPoison);
-  cuda::upload(cuda::current_device(), data(), bits.data(), bits.size() * 2);
+  const std::vector<unsigned char> raw(static_cast<std::size_t>(bytes()), kPoison);
+  cuda::upload(cuda::current_device(), data(), raw.data(), raw.size());
 }
 
 std::vector<float> DeviceMatrix::read() const {
@@ -111,12 +110,12 @@ std::vector<float> DeviceMatrix::read() const {
              "guard bytes before the matrix were written");
   GPU_EXPECT(std::all_of(raw.end() - kGuardBytes, raw.end(), is_guard),
              "guard bytes behind the matrix were written");
-  std::vector<std::uint16_t> bits(static_cast<std::size_t>(rows_ * ld_));
-  if (!bits.empty()) std::memcpy(bits.data(), raw.data() + kGuardBytes, bits.size() * 2);
+  const std::int64_t element = size_of(dtype_);
   std::vector<float> values(static_cast<std::size_t>(rows_ * cols_));
   for (std::int64_t i = 0; i < rows_; ++i) {
-    const std::uint16_t* const row = bits.data() + i * ld_;
-    GPU_EXPECT(std::all_of(row + cols_, row + ld_, [](std::uint16_t element) { return element == kPoison; }),
+    const unsigned char* const row = raw.data() + kGuardBytes + i * ld_ * element;
+    GPU_EXPECT(std::all_of(row + cols_ * element, row + ld_ * element,
+                           [](unsigned char byte) { return byte == kPoison; }),
                "row " << i << ": the gap behind column " << cols_ - 1 << " was written");
     core::to_float(row, dtype_, values.data() + i * cols_, cols_);
   }

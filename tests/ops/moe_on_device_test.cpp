@@ -6,13 +6,16 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "core/half.h"
 #include "cpu/epilogue.h"
+#include "cpu/thread_pool.h"
 #include "flashoverlap/cpu_executor.h"
 #include "flashoverlap/in_process.h"
 #include "flashoverlap/moe_layer.h"
+#include "ops/moe_passes.h"
 #include "ops/moe_reference.h"
 #include "plan/moe_device.h"
 #include "support/seed.h"
@@ -44,17 +47,19 @@ class HostDevice final : public plan::MoeDevice {
   }
   void set_rows(const plan::MoeRowTables& tables) override { tables_ = tables; }
 
-  void gather(const void* x, std::int64_t ldx, std::int64_t cols, DType dtype, void* to,
+  void* side_stream() override { return &side_; }
+  void follow(void* stream, void* before) override {
+    if (stream != before) calls.emplace_back(stream == &side_ ? "fork" : "join");
+  }
+
+  void gather(const void* x, std::int64_t ldx, std::int64_t cols, DType dtype, bool weighted, void* to,
               void* stream) override {
     note("gather", stream);
-    const auto bytes = at(cols * size_of(dtype));
-    for (std::size_t i = 0; i < tables_.token.size(); ++i) {
-      auto* const row = static_cast<std::byte*>(to) + tables_.place[i] * cols * size_of(dtype);
-      if (tables_.token[i] < 0) {
-        std::fill_n(row, bytes, std::byte{0});
-      } else {
-        std::copy_n(static_cast<const std::byte*>(x) + tables_.token[i] * ldx * size_of(dtype), bytes, row);
-      }
+    for (std::size_t i = 0; i < tables_.source.size(); ++i) {
+      const std::int32_t source = tables_.source[i];
+      const float weight = !weighted ? 1 : source < 0 ? 0 : tables_.weight[at(source)];
+      const Row from(x, source < 0 ? -1 : source / tables_.top_k * ldx, cols, dtype);
+      from.times(weight).write(to, tables_.place[i] * cols);
     }
   }
   void activate(const void* h, std::int64_t rows, std::int64_t cols, Activation activation, bool gated,
@@ -71,20 +76,77 @@ class HostDevice final : public plan::MoeDevice {
                        cols);
     }
   }
-  void reduce(const void* results, std::int64_t cols, DType dtype, void* out, std::int64_t ldo,
+  void reduce(const void* results, std::int64_t cols, DType dtype, bool weighted, void* out, std::int64_t ldo,
               void* stream) override {
     note("reduce", stream);
-    std::vector<float> values(at(cols));
     for (std::int64_t token = 0; token < tables_.tokens; ++token) {
-      std::vector<float> sums(at(cols), 0.0F);
+      Row sum(nullptr, -1, cols, dtype);
       for (std::int64_t i = token * tables_.top_k; i < (token + 1) * tables_.top_k; ++i) {
         const std::int64_t row = tables_.result[at(i)];
         if (row < 0) continue;
-        core::to_float(static_cast<const std::byte*>(results) + row * cols * size_of(dtype), dtype,
-                       values.data(), cols);
-        for (std::int64_t c = 0; c < cols; ++c) sums[at(c)] += tables_.weight[at(i)] * values[at(c)];
+        const Row result(results, row * cols, cols, dtype);
+        const float weight = weighted ? tables_.weight[at(i)] : 1;
+        for (std::int64_t c = 0; c < cols; ++c) sum.values[at(c)] += weight * result.values[at(c)];
       }
-      core::from_float(sums.data(), dtype, static_cast<std::byte*>(out) + token * ldo * size_of(dtype), cols);
+      sum.write(out, token * ldo);
+    }
+  }
+
+  void activate_backward(const void* h, const void* activated_gradient, std::int64_t rows, std::int64_t cols,
+                         Activation activation, bool gated, DType dtype, void* h_gradient,
+                         void* stream) override {
+    note("activate_backward", stream);
+    cpu::ThreadPool pool(1, "device");
+    ops::activate_backward(pool, {activation, gated, cols}, rows, dtype, static_cast<const std::byte*>(h),
+                           static_cast<const std::byte*>(activated_gradient),
+                           static_cast<std::byte*>(h_gradient));
+  }
+  void transpose(const void* from, std::int64_t count, std::int64_t rows, std::int64_t cols, void* to,
+                 void* stream) override {
+    note("transpose", stream);
+    for (std::int64_t i = 0; i < count * rows * cols; ++i) {
+      const std::int64_t matrix = i / (rows * cols) * rows * cols;
+      const std::int64_t row = (i - matrix) / cols;
+      const std::int64_t col = (i - matrix) % cols;
+      static_cast<std::uint16_t*>(to)[matrix + col * rows + row] = static_cast<const std::uint16_t*>(from)[i];
+    }
+  }
+  void weight_gradient(const void* out_gradient, std::int64_t ldg, const void* results, std::int64_t cols,
+                       DType dtype, float* gradient, void* stream) override {
+    note("weight_gradient", stream);
+    for (std::int64_t i = 0; i < std::ssize(tables_.result); ++i) {
+      const Row result(results, tables_.result[at(i)] * cols, cols, dtype);
+      const Row by_out(out_gradient, i / tables_.top_k * ldg, cols, dtype);
+      double sum = 0;
+      for (std::int64_t c = 0; c < cols; ++c)
+        sum += static_cast<double>(by_out.values[at(c)]) * static_cast<double>(result.values[at(c)]);
+      gradient[i] = static_cast<float>(sum);
+    }
+  }
+
+  void set_expert_rows(const plan::MoeExpertRows& rows) override {
+    expert_rows_ = rows;
+    for (const std::int64_t begin : rows.begin) EXPECT_EQ(begin % plan::MoeExpertRows::kUnit, 0);
+  }
+  void order_by_expert(const void* from, std::int64_t cols, void* to, void* stream) override {
+    note("order", stream);
+    for (std::int64_t i = 0; i < std::ssize(expert_rows_.row); ++i) {
+      Row(from, expert_rows_.row[at(i)] * cols, cols, DType::kBFloat16).write(to, i * cols);
+    }
+  }
+  void multiply_by_expert(const void* left, std::int64_t left_cols, const void* right,
+                          std::int64_t right_cols, DType dtype, float* to, void* stream) override {
+    note("multiply", stream);
+    for (std::size_t e = 0; e + 1 < expert_rows_.begin.size(); ++e, to += left_cols * right_cols) {
+      Doubles sums(at(left_cols * right_cols));
+      for (std::int64_t row = expert_rows_.begin[e]; row < expert_rows_.begin[e + 1]; ++row) {
+        const Row a(left, row * left_cols, left_cols, dtype);
+        const Row b(right, row * right_cols, right_cols, dtype);
+        for (std::size_t i = 0; i < sums.size(); ++i)
+          sums[i] += static_cast<double>(a.values[i / at(right_cols)]) *
+                     static_cast<double>(b.values[i % at(right_cols)]);
+      }
+      std::ranges::transform(sums, to, [](double sum) { return static_cast<float>(sum); });
     }
   }
   void end(void* stream) override { note("end", stream); }
@@ -94,13 +156,38 @@ class HostDevice final : public plan::MoeDevice {
   std::set<void*> streams;
 
  private:
-  void note(const char* call, void* stream) {
-    if (calls.empty() || calls.back() != call) calls.emplace_back(call);
-    streams.insert(stream);
+  /// A row in float32; zeros where it does not begin in the matrix.
+  struct Row {
+    Row(const void* matrix, std::int64_t begin, std::int64_t cols, DType type)
+        : values(at(cols)), dtype(type) {
+      if (begin < 0) return;
+      core::to_float(static_cast<const std::byte*>(matrix) + begin * size_of(dtype), dtype, values.data(),
+                     cols);
+    }
+    [[nodiscard]] Row times(float weight) const {
+      Row row = *this;
+      for (float& value : row.values) value *= weight;
+      return row;
+    }
+    void write(void* matrix, std::int64_t begin) const {
+      core::from_float(values.data(), dtype, static_cast<std::byte*>(matrix) + begin * size_of(dtype),
+                       std::ssize(values));
+    }
+    std::vector<float> values;
+    DType dtype;
+  };
+
+  /// What goes into the side stream has a mark.
+  void note(const std::string& call, void* stream) {
+    const std::string noted = stream == &side_ ? call + "*" : call;
+    if (calls.empty() || calls.back() != noted) calls.push_back(noted);
+    if (stream != &side_) streams.insert(stream);
   }
 
   std::map<Buffer, std::vector<std::byte>> buffers_;
   plan::MoeRowTables tables_;
+  plan::MoeExpertRows expert_rows_;
+  int side_ = 0;
 };
 
 /// The CPU's executor, which says that its operands lie on a device.
@@ -211,6 +298,94 @@ TEST_F(MoeOnDevice, GivesTheBitsOfTheHost) {
   }
 }
 
+/// One rank's gradients, poisoned.
+struct Gradients {
+  Values input;
+  std::vector<float> routing_weights, up, down;
+
+  Gradients(const MoeModel& model, const MoeLayer& layer, const MoeRouting& routing)
+      : input(routing.tokens * model.hidden, model.up.dtype),
+        routing_weights(at(routing.tokens * routing.top_k), NAN),
+        up(at(layer.local_experts() * model.middle() * model.hidden), NAN),
+        down(at(layer.local_experts() * model.hidden * model.intermediate), NAN) {
+    input.poison();
+    // Null would say that they are not wanted, which empty ones are.
+    for (std::vector<float>* gradient : {&routing_weights, &up, &down}) gradient->reserve(1);
+  }
+  [[nodiscard]] MoeGradients wanted(std::int64_t hidden) {
+    return {input.bytes.data(), hidden, routing_weights.data(), up.data(), down.data()};
+  }
+};
+
+/// Both added the same products, in another order.
+void expect_same_sums(const std::vector<float>& got, const std::vector<float>& expected) {
+  const Doubles exact(expected.begin(), expected.end());
+  EXPECT_LT(relative_error(exact, [&](std::int64_t i) { return got[at(i)]; }), 1e-5);
+}
+
+// Passes and plans as above; only the products over rows are added up in another order.
+TEST_F(MoeOnDevice, BackwardGivesTheGradientsOfTheHost) {
+  const std::string overlapped =
+      "poison transpose gather fork transpose* moe-dispatch join activate_backward fork moe-combine reduce "
+      "weight_gradient* order* multiply* order* multiply* join end";
+  const std::string serial =
+      "poison transpose gather transpose moe-dispatch activate_backward moe-combine reduce weight_gradient "
+      "order multiply order multiply end";
+  for (int round = 0; round < 40; ++round) {
+    const int world = static_cast<int>(pick(1, 5));
+    MoeLayerOptions options = random_options();
+    if (pick(0, 3) == 0) options.capacity = pick(1, 20);
+    const MoeModel model = random_model(rng_, options);
+    const auto top_k = static_cast<std::int32_t>(pick(1, std::min<std::int64_t>(3, options.num_experts)));
+    std::vector<MoeRouting> routings;
+    std::vector<Values> inputs, by_outs;
+    for (int r = 0; r < world; ++r) {
+      routings.push_back(random_routing(options, r, world, top_k));
+      inputs.push_back(random_values(rng_, routings.back().tokens * options.hidden, options.dtype, 1));
+      by_outs.push_back(random_values(rng_, routings.back().tokens * options.hidden, options.dtype, 1));
+    }
+    run_ranks(world, {}, [&](const std::shared_ptr<Communicator>& communicator) {
+      const auto rank = static_cast<std::size_t>(communicator->rank());
+      const std::int64_t h = options.hidden;
+      int stream = 0;
+      const auto forward = [&](MoeLayer& layer, Method method) {
+        Values out(routings[rank].tokens * h, options.dtype);
+        layer.forward(inputs[rank].bytes.data(), h, routings[rank], weights_of(model, layer),
+                      out.bytes.data(), h, method, nullptr, &stream);
+      };
+      const auto backward = [&](MoeLayer& layer, Method method) {
+        Gradients gradients(model, layer, routings[rank]);
+        layer.backward(by_outs[rank].bytes.data(), h, weights_of(model, layer), gradients.wanted(h), method);
+        return gradients;
+      };
+      Context context(communicator, {.num_threads = 2, .poison_workspace = true});
+      MoeLayer on_host(context, options);
+      forward(on_host, Method::kOverlap);
+      const Gradients expected = backward(on_host, Method::kOverlap);
+      DeviceRank on(communicator);
+      MoeLayer layer(on.context, options);
+      forward(layer, Method::kOverlap);
+      std::optional<Gradients> first;
+      for (const Method method : {Method::kOverlap, Method::kSerial, Method::kOverlap}) {
+        if (method == Method::kSerial && options.padding != MoePadding::kRagged) continue;  // other rows
+        on.device->calls.clear();
+        const Gradients got = backward(layer, method);
+        EXPECT_EQ(got.input.bytes, expected.input.bytes) << "rank " << rank << " of " << world;
+        EXPECT_EQ(got.routing_weights, expected.routing_weights) << "rank " << rank << " of " << world;
+        expect_same_sums(got.up, expected.up);
+        expect_same_sums(got.down, expected.down);
+        if (!first) first = got;
+        EXPECT_EQ(got.up, first->up);
+        EXPECT_EQ(got.down, first->down);
+        EXPECT_EQ(fmt::format("{}", fmt::join(on.device->calls, " ")),
+                  method == Method::kSerial ? serial : overlapped);
+      }
+      EXPECT_EQ(on.device->streams, std::set<void*>{&stream}) << "all else in the forward's stream";
+    });
+    if (HasFailure()) return;
+  }
+}
+
 TEST_F(MoeOnDevice, RefusesWhatItCannotDo) {
   run_ranks(2, {}, [&](const std::shared_ptr<Communicator>& communicator) {
     DeviceRank on(communicator);
@@ -242,10 +417,20 @@ TEST_F(MoeOnDevice, RefusesWhatItCannotDo) {
     FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "down weights at",
                               layer.forward(x.data(), 8, routing, weights, out.data(), 8));
     EXPECT_EQ(out, std::vector<std::uint16_t>(5 * 8, 0xFFFF)) << "written in spite of the error";
-    FLASHOVERLAP_EXPECT_THROW(ErrorKind::kUnsupported, "backward of a layer of experts is on CPUs only",
+    FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "backward needs a forward before it",
                               layer.backward(x.data(), 8, weights, {}));
+    on.device->refused.clear();
+    layer.forward(x.data(), 8, routing, weights, out.data(), 8);
+    std::vector<float> by_up(16 * 8, 7);
+    const MoeGradients gradients{.input = out.data(), .input_ld = 8, .up = by_up.data()};
+    on.device->refused = {by_up.data()};
+    FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "gradient of the up weights at",
+                              layer.backward(x.data(), 8, weights, gradients));
+    EXPECT_EQ(by_up, std::vector<float>(16 * 8, 7)) << "written in spite of the error";
     FLASHOVERLAP_EXPECT_THROW(ErrorKind::kUnsupported, "measure_parts of a layer of experts is on CPUs only",
                               layer.measure_parts(weights));
+    FLASHOVERLAP_EXPECT_THROW(ErrorKind::kUnsupported, "measure_backward_parts of a layer of experts is on",
+                              layer.measure_backward_parts());
   });
 }
 
