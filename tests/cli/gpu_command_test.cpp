@@ -118,8 +118,8 @@ TEST(GpuCommand, OptionsOfGpusNeedThem) {
 }
 
 TEST(GpuCommand, GpusComputeNoFloat32) {
-  for (const std::string line : {"run gemm-all-reduce", "run all-gather-gemm", "run mlp-tpsp",
-                                 "run linear-dp", "run attention-tpsp", "run attention-up"}) {
+  for (const std::string line :
+       {"run all-gather-gemm", "run mlp-tpsp", "run linear-dp", "run attention-tpsp", "run attention-up"}) {
     const ProcessResult result = run(line + " --backend cuda");
     EXPECT_EQ(result.exit_code, 2) << line;
     EXPECT_EQ(result.out, "") << line;
