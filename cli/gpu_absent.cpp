@@ -1,8 +1,10 @@
-// Stands in for gpu_run.cpp, gpu_moe_run.cpp, gpu_sliced_run.cpp and gpu_machine.cpp in builds without CUDA.
+// Stands in for gpu_run.cpp, gpu_layer_run.cpp, gpu_moe_run.cpp, gpu_sliced_run.cpp and gpu_machine.cpp in
+// builds without CUDA.
 #include "core/fail.h"
 #include "gpu_machine.h"
 #include "gpu_moe_run.h"
 #include "gpu_run.h"
+#include "layer_measure.h"
 #include "sliced_measure.h"
 
 namespace flashoverlap::cli {
@@ -25,6 +27,10 @@ GpuMoeResult measure_moe_on_gpus(MoeRun& /*run*/, const GpuOptions& /*gpu*/) {
 }
 
 SlicedResult measure_sliced_on_gpus(const SlicedProblem& /*problem*/, const SlicedRun& /*run*/) {
+  refuse();
+}
+
+LayerResult measure_layer_on_gpus(const LayerRun& /*run*/) {
   refuse();
 }
 

@@ -26,9 +26,7 @@ void check_run(const MoeRun& run) {
   refuse(run.adapt, "--adapt");
   refuse(run.overlap_if != "always", "--overlap-if but always");
   refuse(run.problem.transport == "put", "--transport put");
-  if (parse_dtype(run.problem.dtype) == DType::kFloat32) {
-    core::fail(ErrorKind::kUnsupported, "--backend cuda computes bf16 and f16, not f32; add --dtype bf16");
-  }
+  require_gpu_type(parse_dtype(run.problem.dtype));
 }
 
 /// One rank's gradients, and their copies on its device.
@@ -212,16 +210,11 @@ GpuMoeResult measure_moe_on_gpus(MoeRun& run, const GpuOptions& gpu) {
   result.communicator = ranks.text();
   std::mutex mutex;
   run_ranks(static_cast<int>(run.problem.ranks), {}, [&](const std::shared_ptr<Communicator>& control) {
-    const std::shared_ptr<Communicator> communicator = ranks.connect(control);
-    const auto index = static_cast<std::size_t>(control->rank());
-    try {
-      GpuMoeRank rank(communicator, ranks.options_of(control->rank()), run, routings[index]);
+    ranks.run(control, [&](const std::shared_ptr<Communicator>& communicator, const CudaOptions& options) {
+      GpuMoeRank rank(communicator, options, run, routings[static_cast<std::size_t>(control->rank())]);
       check_rank(rank, run, routings, control->rank(), mutex, result);
-      time_rank(rank, run, index == 0, result);
-    } catch (const std::exception& error) {
-      communicator->abort(error.what());
-      throw;
-    }
+      time_rank(rank, run, control->rank() == 0, result);
+    });
   });
   return result;
 }

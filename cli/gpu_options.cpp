@@ -18,6 +18,11 @@ int GpuOptions::sms(bool shares_devices) const {
   return communicator == "local" ? kLocalSms : 0;
 }
 
+std::string GpuOptions::communicator_text() const {
+  return nccl_buffers == GpuOptions{}.nccl_buffers ? communicator
+                                                   : communicator + " with " + nccl_buffers + " buffers";
+}
+
 void check_backend(const GpuOptions& gpu) {
   if (gpu.on_gpus() && is_job()) {
     throw CLI::ValidationError("--backend",
@@ -26,13 +31,19 @@ void check_backend(const GpuOptions& gpu) {
 }
 
 void check_gpu_options(const GpuOptions& options) {
-  if (options.on_gpus()) return;
+  const bool has_buffers = options.nccl_buffers != GpuOptions{}.nccl_buffers;
+  if (options.on_gpus()) {
+    if (has_buffers && options.communicator != "nccl")
+      throw CLI::ValidationError("--nccl-buffers", "is for NCCL; add --comm nccl");
+    return;
+  }
   const auto refuse = [](const char* option) {
     throw CLI::ValidationError(option, "is for GPUs; add --backend cuda");
   };
   if (!options.devices.empty()) refuse("--devices");
   if (!options.communication_sms.empty()) refuse("--sms-communication");
   if (options.communicator != GpuOptions{}.communicator) refuse("--comm");
+  if (has_buffers) refuse("--nccl-buffers");
 }
 
 void add_gpu_options(CLI::App& app, const std::shared_ptr<GpuOptions>& options, SmsOption sms,
@@ -42,6 +53,10 @@ void add_gpu_options(CLI::App& app, const std::shared_ptr<GpuOptions>& options, 
              "With --backend cuda: NCCL; kernels that read the other ranks' memory; or copies that take\n"
              "no SM, with partial sums added behind the GEMM")
       ->default_str("nccl");
+  add_choice(app, "--nccl-buffers", options->nccl_buffers, {"plain", "registered", "symmetric"},
+             "With --comm nccl: what NCCL knows of the memory that partial sums are taken in and\n"
+             "results received in; registered needs NCCL 2.19, symmetric 2.27, both a device a rank")
+      ->default_str("plain");
   app.add_option_function<std::string>(
          "--devices",
          [options](const std::string& text) {

@@ -14,6 +14,8 @@ struct GpuOptions {
   /// Or "local": kernels that read the other ranks' memory; or "copy-engine": PeerCopy::kCopyEngine and
   /// SumBy::kRestore.
   std::string communicator = "nccl";
+  /// Or "registered", "symmetric": see NcclBuffers.
+  std::string nccl_buffers = "plain";
   /// Rank r runs on devices[r]; ranks on the same device share its SMs. Empty: rank r on device r, or all on
   /// device 0 where there are fewer.
   std::vector<std::int64_t> devices;
@@ -24,11 +26,13 @@ struct GpuOptions {
   /// The first one, or what `run` takes where nothing else is known. `shares_devices`: whether several ranks
   /// are on one device.
   [[nodiscard]] int sms(bool shares_devices) const;
+  /// "nccl", "nccl with symmetric buffers": what times depend on.
+  [[nodiscard]] std::string communicator_text() const;
 };
 
 enum class SmsOption { kOne, kSeveral };
 
-/// Throws CLI::ValidationError for options that say nothing without --backend cuda.
+/// Throws CLI::ValidationError for options that say nothing without --backend cuda, or without NCCL.
 void check_gpu_options(const GpuOptions& options);
 
 /// Throws CLI::ValidationError where ranks are processes, and --backend is not the CPU's.

@@ -13,11 +13,16 @@
 /// The ranks of `--backend cuda` as the library takes them. Only in builds with CUDA.
 namespace flashoverlap::cli {
 
+/// Error(kUnsupported) for a type that GPUs do not compute, which says how to choose another.
+void require_gpu_type(DType dtype);
+
 /// Of each rank. Before CUDA starts, sets what it needs in the environment, where that does not say
 /// otherwise. Throws Error(kUnsupported) without a device, Error(kBadArgument) naming --devices.
 [[nodiscard]] std::vector<int> devices_of(std::int64_t ranks, const GpuOptions& gpu);
 
 [[nodiscard]] cuda::Transport transport_of(const GpuOptions& gpu);
+
+[[nodiscard]] NcclBuffers nccl_buffers_of(const GpuOptions& gpu);
 
 /// Whether several ranks are on one device.
 [[nodiscard]] bool has_repeated(const std::vector<int>& devices);
@@ -32,17 +37,16 @@ class GpuRanks {
   GpuRanks(const GpuRanks&) = delete;
   GpuRanks& operator=(const GpuRanks&) = delete;
 
-  [[nodiscard]] const CudaOptions& options_of(int rank) const {
-    return placement_.ranks[static_cast<std::size_t>(rank)];
-  }
-  /// The communicator of `control`'s rank. Collective.
-  [[nodiscard]] std::shared_ptr<Communicator> connect(const std::shared_ptr<Communicator>& control) const {
-    return communicators_->connect(control);
+  /// As RankCommunicators::run.
+  void run(const std::shared_ptr<Communicator>& control,
+           const cuda::RankCommunicators::OnRank& on_rank) const {
+    communicators_->run(control, on_rank);
   }
   /// "nccl on devices 0,1"
   [[nodiscard]] std::string text() const;
 
  private:
+  std::string communicator_;
   cuda::RankPlacement placement_;
   std::optional<cuda::RankCommunicators> communicators_;
 };

@@ -1,7 +1,6 @@
 #include "gpu_run.h"
 
 #include "checked_run.h"
-#include "core/fail.h"
 #include "core/median.h"
 #include "cuda/device.h"
 #include "flashoverlap/cuda_context.h"
@@ -104,9 +103,7 @@ void measure_rank(const std::shared_ptr<Communicator>& communicator, const CudaO
 
 RunResult measure_on_gpus(const RunOptions& options, const GpuOptions& gpu) {
   const ProblemOptions& problem = options.problem;
-  if (problem.dtype == DType::kFloat32) {
-    core::fail(ErrorKind::kUnsupported, "--backend cuda computes bf16 and f16, not f32; add --dtype bf16");
-  }
+  require_gpu_type(problem.dtype);
   require_memory(memory_estimate(problem));
   const LinkModel link = options.link_is_auto ? LinkModel{} : options.link;
   const GpuRanks ranks(problem.ranks, gpu, link);
@@ -116,13 +113,10 @@ RunResult measure_on_gpus(const RunOptions& options, const GpuOptions& gpu) {
   shared.result.plans.resize(as_index(problem.ranks));
   shared.result.link = link;
   run_problem(problem, {}, [&](const std::shared_ptr<Communicator>& control) {
-    const std::shared_ptr<Communicator> communicator = ranks.connect(control);
-    try {
-      measure_rank(communicator, ranks.options_of(control->rank()), options, shared);
-    } catch (const std::exception& error) {
-      communicator->abort(error.what());
-      throw;
-    }
+    ranks.run(control,
+              [&](const std::shared_ptr<Communicator>& communicator, const CudaOptions& cuda_options) {
+                measure_rank(communicator, cuda_options, options, shared);
+              });
   });
   shared.result.backend = "cuda";
   shared.result.communicator = ranks.text();

@@ -81,8 +81,7 @@ class GpuSlicedRank final : public SlicedCalls {
 };
 
 void check_problem(const SlicedProblem& p) {
-  if (parse_dtype(p.dtype) == DType::kFloat32)
-    core::fail(ErrorKind::kUnsupported, "--backend cuda computes bf16 and f16, not f32; add --dtype bf16");
+  require_gpu_type(parse_dtype(p.dtype));
 }
 
 }  // namespace
@@ -97,15 +96,11 @@ SlicedResult measure_sliced_on_gpus(const SlicedProblem& p, const SlicedRun& run
   shared.result.parts.explanation = given_parts(p);
   shared.result.machine = "cuda backend, " + ranks.text();
   run_ranks(static_cast<int>(p.ranks), {}, [&](const std::shared_ptr<Communicator>& control) {
-    const std::shared_ptr<Communicator> communicator = ranks.connect(control);
-    const SumRounding sums = communicator->name() == "nccl" ? SumRounding::kEverySum : SumRounding::kOnce;
-    try {
-      GpuSlicedRank rank(communicator, ranks.options_of(control->rank()), p, inputs);
+    ranks.run(control, [&](const std::shared_ptr<Communicator>& communicator, const CudaOptions& options) {
+      const SumRounding sums = communicator->name() == "nccl" ? SumRounding::kEverySum : SumRounding::kOnce;
+      GpuSlicedRank rank(communicator, options, p, inputs);
       measure_sliced_rank(rank, control->rank(), run, sums, shared);
-    } catch (const std::exception& error) {
-      communicator->abort(error.what());
-      throw;
-    }
+    });
   });
   return std::move(shared.result);
 }

@@ -1,22 +1,19 @@
+#include "layer_run.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <vector>
 
-#include "commands.h"
 #include "core/median.h"
 #include "files.h"
 #include "flashoverlap/in_process.h"
-#include "flashoverlap/timeline.h"
 #include "format.h"
-#include "layer_run.h"
-#include "layers/layer.h"
+#include "layer_measure.h"
 #include "option_values.h"
-#include "paced_run.h"
 #include "sliced_options.h"
 
 /// `flashoverlap run mlp-tpsp|linear-dp|attention-tpsp|attention-up`: whole layers, checked against float64,
@@ -26,140 +23,80 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using layers::Layer;
-using MakeLayer = std::function<std::unique_ptr<Layer>(Context&, std::uint64_t seed, const BaselineOptions&)>;
 
 constexpr std::int64_t kMost = std::int64_t{1} << 20U;
 
-struct LayerRun {
-  std::string name;
-  std::string shape;  ///< As text; filled in after parsing.
-  std::int64_t ranks = 2;
-  std::int64_t threads = 0;
-  std::int64_t iterations = 5;
-  std::int64_t baseline_slices = 4;  ///< 0 where there is no such baseline.
-  LinkChoice link;
-  std::string trace_path;
-  bool json = false;
-  std::uint64_t seed = 1;
-  MakeLayer make;
-};
+/// One rank on threads of the CPU.
+class CpuLayerRank {
+ public:
+  CpuLayerRank(const std::shared_ptr<Communicator>& communicator, const LayerRun& run)
+      : communicator_(*communicator),
+        context_(communicator, context_options(run)),
+        place_(context_, parse_dtype(run.dtype)),
+        layer_(run.make_layer(place_)) {}
 
-struct LayerResult {
-  LinkModel link;
-  double computation_us = 0;  ///< Medians of the slowest rank's time.
-  double communication_us = 0;
-  double serial_us = 0;
-  double serial_exposed_us = 0;
-  std::optional<double> sliced_us;
-  double sliced_exposed_us = 0;
-  double overlap_us = 0;
-  double overlap_exposed_us = 0;
-  double error = 0;
-  double largest_error = 0;
-  bool correct = true;
-  bool equals_serial = true;
-  int threads = 0;
-  Timeline timeline;
+  [[nodiscard]] Layer& layer() { return *layer_; }
+  [[nodiscard]] int num_threads() const { return context_.num_threads(); }
+  double time_us(const std::function<void()>& call) { return slowest_us(communicator_, call); }
 
-  [[nodiscard]] double share(double exposed_us) const {
-    return communication_us > 0 ? exposed_us / communication_us : 0;
+ private:
+  static ContextOptions context_options(const LayerRun& run) {
+    ContextOptions result;
+    result.num_threads = static_cast<int>(run.threads);
+    return result;
   }
-  void judge(const Layer& layer, Method last) {
-    const double of_layer = layer.error(last);
-    largest_error = layer.largest_error();
-    correct = correct && of_layer <= largest_error;
-    if (!(of_layer <= error)) error = of_layer;
-  }
+
+  Communicator& communicator_;
+  Context context_;
+  layers::HostPlace place_;
+  std::unique_ptr<Layer> layer_;
 };
-
-ContextOptions context_options(const LayerRun& options) {
-  ContextOptions result;
-  result.num_threads = static_cast<int>(options.threads);
-  return result;
-}
-
-BaselineOptions baseline_of(const LayerRun& options) {
-  return {.num_slices = options.baseline_slices};
-}
 
 /// Two exchanges, as if both had as much to hide behind.
-LinkModel link_of_layer(const LayerRun& options) {
+LinkModel link_of_layer(const LayerRun& run) {
   std::vector<double> computation;
   double bytes = 0;
   std::mutex mutex;
-  run_ranks(static_cast<int>(options.ranks), {}, [&](std::shared_ptr<Communicator> communicator) {
-    Context context(communicator, context_options(options));
-    const std::unique_ptr<Layer> layer = options.make(context, options.seed, baseline_of(options));
-    layer->run();  // so that later runs compute with numbers
+  run_ranks(static_cast<int>(run.ranks), {}, [&](const std::shared_ptr<Communicator>& communicator) {
+    CpuLayerRank rank(communicator, run);
+    rank.layer().run();  // so that later runs compute with numbers
     for (int call = 0; call < 3; ++call) {
-      const double us =
-          slowest_us(*communicator, [&] { layer->run(Method::kOverlap, Mode::kPlainGemm, nullptr); });
+      const double us = rank.time_us([&] { rank.layer().run(Method::kOverlap, Mode::kPlainGemm, nullptr); });
       if (communicator->rank() == 0) computation.push_back(us);
     }
     const std::lock_guard lock(mutex);
-    bytes = std::max(bytes, layer->bytes_sent());
+    bytes = std::max(bytes, rank.layer().bytes_sent());
   });
-  return matching_link(bytes, core::median(computation), options.ranks, 2, options.link.model.latency_us);
+  return matching_link(bytes, core::median(computation), run.ranks, 2, run.link.model.latency_us);
 }
 
-LayerResult measure(const LayerRun& options) {
-  LayerResult result;
-  result.link = options.link.is_auto ? link_of_layer(options) : options.link.model;
-  std::mutex mutex;
-  run_ranks(static_cast<int>(options.ranks), {.link = result.link},
-            [&](std::shared_ptr<Communicator> communicator) {
-              Context context(communicator, context_options(options));
-              const std::unique_ptr<Layer> layer = options.make(context, options.seed, baseline_of(options));
-              layer->run(Method::kSerial, Mode::kRun, nullptr);
-              const layers::Values serial_output = layer->output();
-              std::vector<double> serial, sliced, overlap, computation, communication;
-              for (std::int64_t i = 0; i < options.iterations; ++i) {
-                const auto timed = [&](std::vector<double>& times, Method method, Mode mode) {
-                  times.push_back(slowest_us(*communicator, [&] { layer->run(method, mode, nullptr); }));
-                };
-                timed(serial, Method::kSerial, Mode::kRun);
-                if (layer->has_sliced()) timed(sliced, Method::kSliced, Mode::kRun);
-                timed(overlap, Method::kOverlap, Mode::kRun);
-                timed(computation, Method::kOverlap, Mode::kPlainGemm);
-                timed(communication, Method::kSerial, Mode::kCommunicationOnly);
-              }
-              if (layer->has_sliced()) {
-                layer->poison();
-                layer->run(Method::kSliced);
-                const std::lock_guard lock(mutex);
-                result.judge(*layer, Method::kSliced);
-              }
-              layer->poison();
-              Timeline timeline;
-              layer->run(Method::kOverlap, Mode::kRun, &timeline);
-              const bool same = layer->output() == serial_output;
-              const std::lock_guard lock(mutex);
-              result.judge(*layer, Method::kOverlap);
-              result.equals_serial = result.equals_serial && same;
-              result.threads = context.num_threads();
-              result.timeline.spans.insert(result.timeline.spans.end(), timeline.spans.begin(),
-                                           timeline.spans.end());
-              if (communicator->rank() != 0) return;
-              result.serial_us = core::median(serial);
-              result.serial_exposed_us = exposed_us(serial, computation);
-              if (layer->has_sliced()) {
-                result.sliced_us = core::median(sliced);
-                result.sliced_exposed_us = exposed_us(sliced, computation);
-              }
-              result.overlap_us = core::median(overlap);
-              result.overlap_exposed_us = exposed_us(overlap, computation);
-              result.computation_us = core::median(computation);
-              result.communication_us = core::median(communication);
+LayerResult measure(const LayerRun& run) {
+  SharedLayer shared;
+  LayerResult& result = shared.result;
+  result.link = run.link.is_auto ? link_of_layer(run) : run.link.model;
+  run_ranks(static_cast<int>(run.ranks), {.link = result.link},
+            [&](const std::shared_ptr<Communicator>& communicator) {
+              CpuLayerRank rank(communicator, run);
+              measure_layer_rank(
+                  rank.layer(), [&](const std::function<void()>& call) { return rank.time_us(call); },
+                  communicator->rank(), run, shared);
+              if (communicator->rank() == 0) result.threads = rank.num_threads();
             });
-  return result;
+  result.machine = fmt::format("cpu backend, {} compute thread{} per rank", result.threads,
+                               result.threads == 1 ? "" : "s");
+  return std::move(shared.result);
 }
 
 void print_result(const LayerRun& options, const LayerResult& r) {
+  const bool on_gpus = options.gpu->on_gpus();
   if (options.json) {
     print_json({{"layer", options.name},
                 {"shape", options.shape},
+                {"backend", options.gpu->backend},
+                {"machine", r.machine},
                 {"ranks", options.ranks},
                 {"threads", r.threads},
+                {"dtype", options.dtype},
                 {"link_gbps", r.link.bandwidth_gbps},
                 {"link_latency_us", r.link.latency_us},
                 {"iterations", options.iterations},
@@ -169,12 +106,12 @@ void print_result(const LayerRun& options, const LayerResult& r) {
                 {"sliced_us", r.sliced_us ? Json(*r.sliced_us) : Json()},
                 {"overlap_us", r.overlap_us},
                 {"exposed_us", r.overlap_exposed_us},
-                {"exposed_share", r.share(r.overlap_exposed_us)},
-                {"sliced_exposed_share", r.sliced_us ? Json(r.share(r.sliced_exposed_us)) : Json()},
+                {"exposed_share", r.share_of(r.overlap_exposed_us)},
+                {"sliced_exposed_share", r.sliced_us ? Json(r.share_of(r.sliced_exposed_us)) : Json()},
                 {"speedup", r.serial_us / r.overlap_us},
                 {"max_error", r.error},
                 {"correct", r.correct},
-                {"equals_serial", r.equals_serial},
+                {"equals_serial", on_gpus ? Json() : Json(r.equals_serial)},
                 {"seed", options.seed}});
     return;
   }
@@ -182,10 +119,9 @@ void print_result(const LayerRun& options, const LayerResult& r) {
     return text_of_exposed(total_us, exposed_us, r.communication_us);
   };
   std::vector<std::pair<std::string, std::string>> rows = {
-      {"layer", fmt::format("{}  {}, {} rank{}", options.name, options.shape, options.ranks,
+      {"layer", fmt::format("{}  {} {}, {} rank{}", options.name, options.shape, options.dtype, options.ranks,
                             options.ranks == 1 ? "" : "s")},
-      {"machine",
-       fmt::format("cpu backend, {} compute thread{} per rank", r.threads, r.threads == 1 ? "" : "s")},
+      {"machine", r.machine},
       {"link", text_of(r.link)},
       {"", ""},
       {"computation alone", text_of_us(r.computation_us)},
@@ -201,19 +137,22 @@ void print_result(const LayerRun& options, const LayerResult& r) {
   rows.emplace_back("speed-up", speed_up);
   rows.emplace_back("result", fmt::format("{} on every rank: max error {:.2g} of the largest value{}",
                                           r.correct ? "correct" : "WRONG", r.error,
-                                          r.equals_serial ? "; same bits as serial" : ""));
+                                          !on_gpus && r.equals_serial ? "; same bits as serial" : ""));
   fmt::print("{}", to_table(rows));
 }
 
 int run_layer(const LayerRun& options) {
+  const bool on_gpus = options.gpu->on_gpus();
+  check_gpu_options(*options.gpu);
   if (!options.trace_path.empty()) require_writable("--trace", options.trace_path);
-  const LayerResult result = measure(options);
+  const LayerResult result = on_gpus ? measure_layer_on_gpus(options) : measure(options);
   if (!options.trace_path.empty()) {
     write_file("--trace", options.trace_path,
                [&](std::ostream& out) { write_chrome_trace(result.timeline, out); });
   }
   print_result(options, result);
-  if (result.correct && result.equals_serial) return kExitSuccess;
+  // On GPUs the serial GEMM is cuBLAS's, and NCCL's sums are its own.
+  if (result.correct && (result.equals_serial || on_gpus)) return kExitSuccess;
   fmt::print(stderr, "flashoverlap: wrong result: {}\n",
              result.correct
                  ? "tail-free and serial differ"
@@ -232,6 +171,7 @@ void add_layer(CLI::App& parent, Action& action, const char* name, const char* d
     add_integer(sub, option, value, range, text)->default_str(std::to_string(value));
   };
   integer("--ranks", run->ranks, {1, 64}, "World size: ranks are threads of this process");
+  add_choice(sub, "--dtype", run->dtype, {"f32", "bf16", "f16"}, "Element type")->default_str(run->dtype);
   if (has_slices) {
     integer("--baseline-slices", run->baseline_slices, {1, 1024},
             "Slices of the baseline with one collective for each");
@@ -242,6 +182,7 @@ void add_layer(CLI::App& parent, Action& action, const char* name, const char* d
   add_integer_or_auto(sub, "--threads", run->threads, {1, 1024}, "Compute threads of each rank")
       ->default_str("auto");
   add_link_options(sub, run->link);
+  add_gpu_options(sub, run->gpu);
   sub.add_flag("--json", run->json, "Print one JSON object instead of the table");
   sub.add_option("--trace", run->trace_path, "Write the last call as Chrome trace events")->type_name("FILE");
   add_seed(sub, run->seed);
@@ -275,9 +216,9 @@ void add_attention(CLI::App& parent, Action& action, const char* name, const cha
       if (tpsp) require_multiple("--heads", shape->heads, run.ranks);
       run.shape =
           fmt::format("tokens={} heads={} head-size={}", shape->tokens, shape->heads, shape->head_size);
-      run.make = [shape, tpsp](Context& context, std::uint64_t seed, const BaselineOptions& baseline) {
-        return tpsp ? layers::make_attention_tpsp(context, *shape, seed, baseline)
-                    : layers::make_attention_up(context, *shape, seed);
+      run.make = [shape, tpsp](layers::Place& place, std::uint64_t seed, const BaselineOptions& baseline) {
+        return tpsp ? layers::make_attention_tpsp(place, *shape, seed, baseline)
+                    : layers::make_attention_up(place, *shape, seed);
       };
     };
   });
@@ -294,8 +235,8 @@ void add_layer_run(CLI::App& parent, Action& action) {
     return [shape](LayerRun& run) {
       require_multiple("--inner", shape->inner, run.ranks);
       run.shape = fmt::format("tokens={} hidden={} inner={}", shape->tokens, shape->hidden, shape->inner);
-      run.make = [shape](Context& context, std::uint64_t seed, const BaselineOptions& baseline) {
-        return layers::make_mlp_tpsp(context, *shape, seed, baseline);
+      run.make = [shape](layers::Place& place, std::uint64_t seed, const BaselineOptions& baseline) {
+        return layers::make_mlp_tpsp(place, *shape, seed, baseline);
       };
     };
   });
@@ -307,8 +248,9 @@ void add_layer_run(CLI::App& parent, Action& action) {
               add_size(sub, "--out", shape->out, "Output features");
               return [shape](LayerRun& run) {
                 run.shape = fmt::format("samples={} in={} out={}", shape->samples, shape->in, shape->out);
-                run.make = [shape](Context& context, std::uint64_t seed, const BaselineOptions& baseline) {
-                  return layers::make_linear_dp(context, *shape, seed, baseline);
+                run.make = [shape](layers::Place& place, std::uint64_t seed,
+                                   const BaselineOptions& baseline) {
+                  return layers::make_linear_dp(place, *shape, seed, baseline);
                 };
               };
             });

@@ -6,7 +6,7 @@
 
 namespace flashoverlap::cli {
 
-/// `flashoverlap run mlp-tpsp|linear-dp|attention-up`.
+/// `flashoverlap run mlp-tpsp|linear-dp|attention-tpsp|attention-up`.
 void add_layer_run(CLI::App& parent, Action& action);
 
 }  // namespace flashoverlap::cli

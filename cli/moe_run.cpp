@@ -304,6 +304,7 @@ void add_moe_run(CLI::App& parent, Action& action) {
   sub.callback([&sub, run, gpu, json, &action] {
     require_options_behind(sub);
     action = [run, gpu, json] {
+      check_gpu_options(*gpu);
       return gpu->on_gpus() ? run_moe_on_gpus(*run, *gpu, *json) : run_moe(*run, *json);
     };
   });

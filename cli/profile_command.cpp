@@ -95,6 +95,9 @@ std::string default_path(const ProfileCommand& command) {
 
 int profile(ProfileCommand& command) {
   check_gpu_options(command.gpu);
+  if (command.gpu.nccl_buffers != GpuOptions{}.nccl_buffers) {
+    throw CLI::ValidationError("--nccl-buffers", "is for run and tune; curves are of plain buffers");
+  }
   const bool on_gpus = command.gpu.on_gpus();
   if (command.dtypes.empty()) command.dtypes = on_gpus ? "bf16" : "f32";
   command.profile.dtypes = parse_dtypes(command.dtypes);

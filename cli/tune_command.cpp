@@ -65,7 +65,7 @@ Target target_of(const TuneCommand& command) {
   }
   target.gpus = gpu_machine(command.problem.ranks, command.gpu);
   target.units = target.gpus->units;
-  target.communicator = communicator_name(command.link, command.gpu.communicator);
+  target.communicator = communicator_name(command.link, command.gpu.communicator_text());
   target.identity = target.gpus->identity;
   return target;
 }

@@ -200,7 +200,7 @@ std::shared_ptr<const CallTuner> make_gpu_tuner(const TuningOptions& options, co
     tuner.machine = paced(*profile, link);
   tuner.cache_path = cache_path(options);
   tuner.identity = machine.identity;
-  tuner.communicator = communicator_name(link, gpu.communicator);
+  tuner.communicator = communicator_name(link, gpu.communicator_text());
   tuner.units = machine.units;
   tuner.warn = warn;
   tuner.on_choice = on_choice;
@@ -208,7 +208,7 @@ std::shared_ptr<const CallTuner> make_gpu_tuner(const TuningOptions& options, co
   if (gpu.communication_sms.empty() && !machine.shares_devices) {
     const std::int64_t tuned =
         tuned_sms(cache_path(options), machine.identity,
-                  tuning_key(problem, machine.units, communicator_name(link, gpu.communicator)));
+                  tuning_key(problem, machine.units, communicator_name(link, gpu.communicator_text())));
     if (tuned >= 0) gpu.communication_sms = {tuned};
   }
   return made;

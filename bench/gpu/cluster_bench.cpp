@@ -184,8 +184,9 @@ std::vector<Way> parse_ways(const std::string& text) {
     const std::size_t colon = std::min(part.find(':'), part.size());
     const std::string name = part.substr(0, colon);
     bool is_known = false;
-    for (const auto kind : {CommunicatorKind::kNccl, CommunicatorKind::kLocal, CommunicatorKind::kTwoStep,
-                            CommunicatorKind::kCopyEngine}) {
+    for (const auto kind :
+         {CommunicatorKind::kNccl, CommunicatorKind::kNcclRegistered, CommunicatorKind::kNcclSymmetric,
+          CommunicatorKind::kLocal, CommunicatorKind::kTwoStep, CommunicatorKind::kCopyEngine}) {
       if (name != gpu_test::name_of(kind)) continue;
       way.kind = kind;
       is_known = true;
@@ -194,7 +195,9 @@ std::vector<Way> parse_ways(const std::string& text) {
     if (!is_known || colon == part.size() ||
         std::sscanf(part.c_str() + colon + 1, "%d%c", &way.sms, &rest) != 1 || way.sms < 0) {
       throw std::runtime_error(fmt::format(
-          "--ways has '{}', expected nccl:SMS, local:SMS, two-step:SMS or copy-engine:SMS", part));
+          "--ways has '{}', expected nccl:SMS, nccl-registered:SMS, nccl-symmetric:SMS, local:SMS, "
+          "two-step:SMS or copy-engine:SMS",
+          part));
     }
     ways.push_back(way);
   }

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "layer.h"
+#include "values.h"
 
 /// What attention has in common however it is spread over ranks. With x [tokens, hidden], hidden = heads *
 /// head_size: out = attention(x · qkv_weight^T) · out_weight^T. Rows [3 h s, 3 (h + 1) s) of the QKV weight
@@ -14,21 +15,22 @@ namespace flashoverlap::layers {
   return shape.heads * shape.head_size;
 }
 
-Values attention_tokens(const AttentionShape& shape, std::uint64_t seed);      ///< [tokens, hidden]
-Values attention_weight_in(const AttentionShape& shape, std::uint64_t seed);   ///< [3 * hidden, hidden]
-Values attention_weight_out(const AttentionShape& shape, std::uint64_t seed);  ///< [hidden, hidden]
+/// The whole layer's matrices, as values of one element type.
+struct AttentionValues {
+  AttentionValues(const AttentionShape& shape, DType dtype, std::uint64_t seed);
 
-/// softmax(q · k^T / sqrt(head_size)) · v of `heads` heads side by side, for the queries [first, first +
-/// count) over all tokens, without a mask. qkv: [tokens, 3 * heads * head_size]; out: [tokens, heads *
-/// head_size], of which the queries' rows are written.
-void attend(const AttentionShape& shape, std::int64_t heads, const Values& qkv, std::int64_t first,
-            std::int64_t count, Values& out);
+  AttentionShape shape;
+  DType dtype;
+  SharedValues tokens;      ///< [tokens, hidden]
+  SharedValues weight_in;   ///< [3 * hidden, hidden]
+  SharedValues weight_out;  ///< [hidden, hidden]
+};
 
 /// How far `out`, [tokens of this rank, hidden], is from these tokens of the whole layer in float64: as
 /// Layer::error. `token_of(i)` is the one in row i.
-double attention_error(const AttentionShape& shape, std::uint64_t seed, std::int64_t num_tokens,
-                       const std::function<std::int64_t(std::int64_t)>& token_of, const Values& out);
-/// What it may be.
-double largest_attention_error(const AttentionShape& shape);
+double attention_error(const AttentionValues& values,
+                       const std::function<std::int64_t(std::int64_t)>& token_of, const Matrix& out);
+/// What it may be. `roundings`: how often results are stored behind attention; see largest_share.
+double largest_attention_error(const AttentionValues& values, int roundings);
 
 }  // namespace flashoverlap::layers

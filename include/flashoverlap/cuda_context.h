@@ -20,10 +20,30 @@ class SmPartition;
 /// Devices that this process can use; 0 without a driver or a GPU. Never throws.
 [[nodiscard]] int cuda_device_count() noexcept;
 
+/// What NCCL knows of the memory that the executor's transfers move: the packed buffer, in which sums are
+/// taken, and the one that messages are received in. Memory of the caller's is never registered, nor is what
+/// plans of one group use; and where a plan sends from one to the other, its workspace is plain.
+enum class NcclBuffers {
+  kPlain,  ///< Nothing.
+  /// ncclCommRegister (NCCL >= 2.19): all-to-alls copy straight from one rank's memory into another's. Sums
+  /// in place, as the executor's are, gain nothing.
+  kRegistered,
+  /// Windows of ncclCommWindowRegister (NCCL >= 2.27), with NCCL_WIN_COLL_SYMMETRIC: for all-reduces and
+  /// reduce-scatters NCCL has kernels that need fewer SMs; all-to-alls as with kRegistered. Where it can map
+  /// the memory of all GPUs of a host into one another's address space.
+  kSymmetric,
+};
+
 struct NcclOptions {
   int device = 0;
   int max_ctas = 0;  ///< SMs that one of this communicator's calls may take at once; 0: NCCL's own choice.
   std::chrono::milliseconds timeout{60'000};
+  /// The same on every rank. Other than kPlain: in the first call of a plan (a layer of experts may make
+  /// plans in every call) the ranks agree on the host on how much memory it takes. Where that is more than
+  /// before, they register new memory, for which the call waits for those before it, and which is not given
+  /// back before the next such call. That first call cannot be captured in a CUDA graph. Not for ranks that
+  /// share a GPU, nor for an older NCCL: Error(kUnsupported). One rank alone has kPlain.
+  NcclBuffers buffers = NcclBuffers::kPlain;
 };
 
 /// An NCCL communicator of the ranks of `control`, a communicator on the host (in-process for threads, MPI

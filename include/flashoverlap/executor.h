@@ -98,21 +98,15 @@ struct ExecutorHooks {
   std::function<void()> before_other_work = {};  ///< Before a compute unit asks Operands::other_work.
 };
 
-/// What a plan's tiles do besides multiplying rows of A that lie in one matrix.
-enum class TileUse {
-  kPlain,
-  kAddsReceived,  ///< Some end by adding what other ranks have sent (GatePoint::kFinish).
-  kReadsBlocks,   ///< A lies in several blocks, some of which arrive meanwhile (InputBlock).
-};
-
 /// A product that an executor is asked about.
 struct ProductShape {
   std::int64_t m = 0;  ///< Rows of A.
   std::int64_t n = 0;  ///< Rows of B.
   std::int64_t k = 0;  ///< Columns of A and B.
   DType dtype = DType::kFloat32;
-  TileUse use = TileUse::kPlain;
-  std::int64_t block_columns = 0;  ///< kReadsBlocks: what widths of blocks are multiples of; 0: k.
+  /// Where A lies in blocks of columns (InputBlock), what the blocks' widths are multiples of; 0: it is one
+  /// matrix.
+  std::int64_t block_columns = 0;
 };
 
 /// What suits an executor where the caller of an operator leaves it open.

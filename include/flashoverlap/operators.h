@@ -211,7 +211,7 @@ class GemmAllToAll final : public GemmOperator {
 /// out[rows of this rank, n] = epilogue(A[rows of this rank, k] · B^T), where rank s has the columns of A of
 /// its heads (arXiv 2604.24013, UP): the output projection behind Ulysses attention. The GEMM begins with
 /// this rank's columns and takes those of the other ranks as they arrive, summed in float32 in one order, so
-/// that results are bitwise repeatable and the same as by Method::kSerial.
+/// that results are bitwise repeatable and, on CPUs, the same as by Method::kSerial.
 ///
 /// `Operands::a` is [options.m, slices.columns of this rank], dense: what attention gives, for all tokens.
 /// `Operands::b` is the whole B, [n, k]. options.m is all tokens, options.k all heads' columns;

@@ -12,34 +12,54 @@ namespace {
 
 constexpr int kMaxAlgorithms = 16;
 
+// A matrix as cuBLAS sees it, column-major, and how far apart those of a batch are.
+struct Layout {
+  cudaDataType_t type;
+  std::int64_t rows;
+  std::int64_t cols;
+  std::int64_t ld;
+  std::int64_t batch;
+  std::int64_t stride;
+};
+
+cublasLtMatrixLayout_t make_layout(const Layout& from) {
+  cublasLtMatrixLayout_t layout = make_cublas_layout(from.type, from.rows, from.cols, from.ld);
+  if (from.batch == 1) return layout;
+  const auto batch = static_cast<std::int32_t>(from.batch);
+  check_cublas(
+      cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch),
+      "cublasLtMatrixLayoutSetAttribute");
+  check_cublas(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                &from.stride, sizeof from.stride),
+               "cublasLtMatrixLayoutSetAttribute");
+  return layout;
+}
+
 }  // namespace
 
 CublasGemm::CublasGemm(int device, DType dtype, const Shape& shape, int num_sms, void* workspace)
     : device_(device), shape_(shape), workspace_(workspace) {
   const DeviceScope scope(device);
   handle_ = cublas_handle_of(device);
-  // cuBLAS is column-major: it sees Dᵀ[n,m] = Bᵀ-stored-as-B · Aᵀ.
+  // cuBLAS is column-major: it sees Dᵀ[n,m] = Bᵀ-stored-as-B · Aᵀ, and a B [k,n] as Bᵀ itself.
   check_cublas(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
                "cublasLtMatmulDescCreate");
-  const cublasOperation_t transposed = CUBLAS_OP_T;
-  check_cublas(
-      cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
-      "cublasLtMatmulDescSetAttribute");
+  const cublasOperation_t of_b = shape.b_is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  check_cublas(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_TRANSA, &of_b, sizeof of_b),
+               "cublasLtMatmulDescSetAttribute");
   const std::int32_t sms = num_sms;
   check_cublas(
       cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms),
       "cublasLtMatmulDescSetAttribute");
   const cudaDataType_t type = cublas_type(dtype);
-  layout_b_ = make_cublas_layout(type, shape.k, shape.n, shape.ldb);
-  layout_a_ = make_cublas_layout(type, shape.k, shape.m, shape.lda);
-  layout_d_ = make_cublas_layout(type, shape.n, shape.m, shape.ldd);
-
-  cublasLtMatmulPreference_t preference = nullptr;
-  check_cublas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-  const std::size_t workspace_bytes = kWorkspaceBytes;
-  check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                    &workspace_bytes, sizeof workspace_bytes),
-               "cublasLtMatmulPreferenceSetAttribute");
+  const std::int64_t b_rows = shape.b_is_transposed ? shape.k : shape.n;
+  const std::int64_t b_cols = shape.b_is_transposed ? shape.n : shape.k;
+  layout_b_ = make_layout({type, b_rows, b_cols, shape.ldb, shape.batch, shape.stride_b});
+  layout_a_ = make_layout({type, shape.k, shape.m, shape.lda, shape.batch, shape.stride_a});
+  layout_d_ = make_layout({cublas_type(shape.type_of_d.value_or(dtype)), shape.n, shape.m, shape.ldd,
+                           shape.batch, shape.stride_d});
+  cublasLtMatmulPreference_t preference =
+      make_cublas_preference(kWorkspaceBytes, shape.alignment_bytes, shape.alignment_bytes);
   algorithms_.resize(kMaxAlgorithms);
   int found = 0;
   const cublasStatus_t status =

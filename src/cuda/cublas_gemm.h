@@ -1,10 +1,11 @@
-// cuBLAS's GEMM: the serial baseline's.
+// cuBLAS's GEMM: the serial baseline's, and one over a batch of matrices.
 #pragma once
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "device.h"
@@ -13,7 +14,7 @@
 namespace flashoverlap::cuda {
 
 /// D[m,n] = A[m,k] · B[n,k]ᵀ, all row-major, float32 accumulation, with the best of the algorithms that
-/// cuBLAS's heuristics offer.
+/// cuBLAS's heuristics offer. For each matrix of a batch, if there is one.
 class CublasGemm {
  public:
   struct Shape {
@@ -23,6 +24,13 @@ class CublasGemm {
     std::int64_t lda = 0;
     std::int64_t ldb = 0;
     std::int64_t ldd = 0;
+    std::optional<DType> type_of_d = {};  ///< Not set: that of A and B.
+    bool b_is_transposed = true;          ///< false: B is [k,n], and D = A · B.
+    std::int64_t batch = 1;               ///< Products of matrices that lie `stride` elements apart.
+    std::int64_t stride_a = 0;
+    std::int64_t stride_b = 0;
+    std::int64_t stride_d = 0;
+    std::int64_t alignment_bytes = 256;  ///< Of where A, B and D begin: a power of two.
     bool operator==(const Shape&) const = default;
   };
 

@@ -42,4 +42,22 @@ cublasLtMatrixLayout_t make_cublas_layout(cudaDataType_t type, std::int64_t rows
   return layout;
 }
 
+cublasLtMatmulPreference_t make_cublas_preference(std::size_t workspace_bytes, std::int64_t operand_alignment,
+                                                  std::int64_t result_alignment) {
+  cublasLtMatmulPreference_t preference = nullptr;
+  check_cublas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
+                 "cublasLtMatmulPreferenceSetAttribute");
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
+  const auto operand = static_cast<std::uint32_t>(operand_alignment);
+  const auto result = static_cast<std::uint32_t>(result_alignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, operand);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, operand);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, result);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, result);
+  return preference;
+}
+
 }  // namespace flashoverlap::cuda

@@ -3,6 +3,7 @@
 
 #include <cublasLt.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "flashoverlap/dtype.h"
@@ -21,5 +22,10 @@ cudaDataType_t cublas_type(DType dtype);
 /// Column-major, as the library sees matrices. The caller destroys it.
 cublasLtMatrixLayout_t make_cublas_layout(cudaDataType_t type, std::int64_t rows, std::int64_t cols,
                                           std::int64_t ld);
+
+/// What algorithms may take for granted: so much workspace, and how operands and results lie, in bytes
+/// (without that the library takes them for aligned to 256). The caller destroys it.
+cublasLtMatmulPreference_t make_cublas_preference(std::size_t workspace_bytes, std::int64_t operand_alignment,
+                                                  std::int64_t result_alignment);
 
 }  // namespace flashoverlap::cuda

@@ -9,7 +9,7 @@ namespace flashoverlap::cuda {
 namespace {
 
 constexpr std::int64_t kWorkspaceBytes = 32LL << 20;
-constexpr std::uint32_t kVectorBytes = 16;
+constexpr std::int64_t kVectorBytes = 16;
 
 cublasLtHandle_t handle_on(int device) {
   const DeviceScope scope(device);
@@ -22,13 +22,6 @@ void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribut
                "cublasLtMatmulDescSetAttribute");
 }
 
-template <class Value>
-void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
-         const Value& value) {
-  check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
-               "cublasLtMatmulPreferenceSetAttribute");
-}
-
 }  // namespace
 
 CublasProducts::CublasProducts(int device, int num_sms)
@@ -38,19 +31,10 @@ CublasProducts::CublasProducts(int device, int num_sms)
       workspace_(device, kWorkspaceBytes, "cuBLAS") {}
 
 CublasProducts::Owned<cublasLtMatmulPreference_t> CublasProducts::preference_for(const Key& key) const {
-  cublasLtMatmulPreference_t made = nullptr;
-  check_cublas(cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate");
-  Owned<cublasLtMatmulPreference_t> preference(made);
-  set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::size_t>(workspace_.bytes()));
-  // Without these the library takes matrices for aligned to 256 bytes.
-  const auto element = static_cast<std::uint32_t>(size_of(key.dtype));
-  const std::uint32_t operand = key.is_aligned ? kVectorBytes : element;
-  const std::uint32_t result = key.is_aligned ? kVectorBytes : std::uint32_t{sizeof(float)};
-  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, operand);
-  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, operand);
-  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, result);
-  set(made, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, result);
-  return preference;
+  const std::int64_t operand = key.is_aligned ? kVectorBytes : size_of(key.dtype);
+  const std::int64_t result = key.is_aligned ? kVectorBytes : std::int64_t{sizeof(float)};
+  return Owned<cublasLtMatmulPreference_t>(
+      make_cublas_preference(static_cast<std::size_t>(workspace_.bytes()), operand, result));
 }
 
 CublasProducts::Prepared CublasProducts::prepare(const Key& key) const {

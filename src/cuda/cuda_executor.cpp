@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "check.h"
@@ -12,6 +13,7 @@
 #include "nccl_communicator.h"
 #include "operand_check.h"
 #include "peer_kernels.h"
+#include "registered_layout.h"
 
 namespace flashoverlap {
 namespace cuda {
@@ -31,6 +33,15 @@ bool is_serial(const OverlapPlan& plan) {
   return is_single && plan.world_size > 1 && SerialBaseline::can_run(plan);
 }
 
+// An all-to-all moves a rank's own part too, and a copy within one device takes an SM even where one between
+// devices takes none.
+bool copies_to_itself(const OverlapPlan& plan) {
+  return std::any_of(plan.transfers.begin(), plan.transfers.end(), [&](const Transfer& transfer) {
+    return transfer.kind == TransferKind::kAllToAll && transfer.slice >= 0 &&
+           transfer.send_counts[as_index(plan.rank)] > 0;
+  });
+}
+
 }  // namespace
 
 CudaExecutor::CudaExecutor(std::shared_ptr<Communicator> communicator, const CudaOptions& options)
@@ -38,6 +49,7 @@ CudaExecutor::CudaExecutor(std::shared_ptr<Communicator> communicator, const Cud
   if (communicator_ == nullptr) core::fail(ErrorKind::kBadArgument, "communicator is null");
   require_device(options_.device);
   peers_ = dynamic_cast<PeerReader*>(communicator_.get());
+  nccl_ = dynamic_cast<NcclCommunicator*>(communicator_.get());
   if (options_.sums == SumBy::kRestore && peers_ == nullptr) {
     core::fail(
         ErrorKind::kUnsupported,
@@ -91,11 +103,22 @@ void CudaExecutor::check_plan(const OverlapPlan& plan) const {
   }
 }
 
+// Of a plan's launches beside communication.
+int CudaExecutor::gemm_sms_of(const OverlapPlan& plan) const {
+  constexpr int kSmsOfOwnCopy = 2;
+  const bool has_room = room_for_communication() > 0;
+  return has_room || !copies_to_itself(plan) ? gemm_sms_ : std::max(1, gemm_sms_ - kSmsOfOwnCopy);
+}
+
+int CudaExecutor::room_for_communication() const {
+  return options_.partition.communication != nullptr ? options_.partition.communication->num_sms()
+                                                     : num_sms(options_.device) - gemm_sms_;
+}
+
 // A GEMM that waits for what others send must leave SMs to who receives it, or it would wait for ever. The
 // copy engine needs none, nor does a stream's own write of the word that counts arrivals.
 void CudaExecutor::check_room_for_arrivals(const OverlapPlan& plan) const {
-  const int room = options_.partition.communication != nullptr ? options_.partition.communication->num_sms()
-                                                               : num_sms(options_.device) - gemm_sms_;
+  const int room = room_for_communication();
   if (room < 1) {
     if (copies_without_sms() && options_.wait == GroupWait::kStreamMemory) return;
     core::fail(ErrorKind::kUnsupported,
@@ -104,13 +127,12 @@ void CudaExecutor::check_room_for_arrivals(const OverlapPlan& plan) const {
                "GroupWait::kStreamMemory does with)",
                plan.operation);
   }
-  const auto* const nccl = dynamic_cast<const NcclCommunicator*>(communicator_.get());
-  if (nccl == nullptr || (nccl->max_ctas() > 0 && nccl->max_ctas() <= room)) return;
+  if (nccl_ == nullptr || (nccl_->max_ctas() > 0 && nccl_->max_ctas() <= room)) return;
   core::fail(
       ErrorKind::kUnsupported,
       "{} waits for slices while it computes, so each of NCCL's blocks needs an SM that the GEMM leaves "
       "free: max_ctas of the communicator is {} ({}), must be 1 to {}, the SMs left to communication",
-      plan.operation, nccl->max_ctas(), nccl->max_ctas() == 0 ? "NCCL's choice" : "too many", room);
+      plan.operation, nccl_->max_ctas(), nccl_->max_ctas() == 0 ? "NCCL's choice" : "too many", room);
 }
 
 std::unique_ptr<PreparedPlan> CudaExecutor::prepare(OverlapPlan plan) {
@@ -123,27 +145,81 @@ std::unique_ptr<PreparedPlan> CudaExecutor::prepare(OverlapPlan plan) {
                                   options_.gemm_variant);
   }
   retired_->drop_finished();
+  const int sms = gemm_sms_of(plan);
   auto prepared = std::make_unique<PreparedCudaPlan>(options_.device, std::move(plan), std::move(variants),
-                                                     as_serial, options_.sums, gemm_sms_);
+                                                     as_serial, options_.sums, sms);
   if (prepared->is_gated()) check_room_for_arrivals(prepared->plan());
-  reserve_workspace(*prepared);
+  check_workspace_limit(*prepared);
+  if (!registers_workspace()) reserve_workspace(*prepared);
   for (std::size_t i = 0; i < prepared->steps().size(); ++i)
     (void)channel(stream_of(prepared->plan(), prepared->steps()[i], i));
   (void)channel(0);
   return std::make_unique<OwnedCudaPlan>(std::move(prepared), retired_);
 }
 
-void CudaExecutor::reserve_workspace(PreparedCudaPlan& plan) {
+void CudaExecutor::check_workspace_limit(const PreparedCudaPlan& plan) const {
   const std::int64_t needed = plan.workspace_bytes();
   if (options_.workspace_limit_bytes > 0 && needed > options_.workspace_limit_bytes) {
     core::fail(ErrorKind::kOutOfMemory, "{} needs {} bytes of workspace on rank {}, the limit is {}",
                plan.plan().operation, needed, plan.plan().rank, options_.workspace_limit_bytes);
   }
-  if (workspace_ == nullptr || workspace_->memory.bytes() < needed) {
-    workspace_ = std::make_shared<Workspace>(
-        Workspace{DeviceBuffer(options_.device, needed, plan.plan().operation, readable_memory())});
+}
+
+void CudaExecutor::reserve_workspace(PreparedCudaPlan& plan) {
+  const std::int64_t needed = plan.workspace_bytes();
+  if (workspace_ == nullptr || workspace_->bytes() < needed) {
+    workspace_ =
+        std::make_shared<Workspace>(options_.device, needed, plan.plan().operation, readable_memory());
   }
   plan.set_workspace(workspace_);
+}
+
+bool CudaExecutor::registers_workspace() const {
+  return nccl_ != nullptr && nccl_->buffers() != NcclBuffers::kPlain;
+}
+
+// Of a plan that has none yet, or one that its ranks have not agreed on. That waits for its first call, since
+// all ranks make that together, or it fails as any call does that a rank does not make.
+void CudaExecutor::settle_workspace(const Call& call) {
+  PreparedCudaPlan& plan = call.prepared;
+  if (!registers_workspace() || plan.has_settled_workspace()) return;
+  if (call.mode == Mode::kGemmOnly || call.mode == Mode::kPlainGemm) {  // this rank's own affair
+    if (!plan.has_workspace()) reserve_workspace(plan);
+    return;
+  }
+  if (call.is_captured) {
+    core::fail(ErrorKind::kUnsupported,
+               "{}: the first call of a plan cannot be captured in a CUDA graph with registered NCCL buffers",
+               plan.plan().operation);
+  }
+  if (const std::optional<std::int64_t> bytes = agree_on_registered(plan)) {
+    nccl_->reserve(registered_, *bytes, plan.plan().operation);
+    plan.set_workspace(registered_);
+  } else if (!plan.has_workspace()) {
+    reserve_workspace(plan);
+  }
+  plan.mark_workspace_settled();
+}
+
+// The bytes of the rank whose plan takes most, where the plans of all ranks can have registered memory. Else
+// none has, because both ends of a message must be registered, or neither. A plan of a single group sums in
+// the caller's output, and which plans do is each rank's own affair where ranks have different rows.
+std::optional<std::int64_t> CudaExecutor::agree_on_registered(const PreparedCudaPlan& plan) {
+  struct Answer {
+    std::uint64_t layout;
+    std::int64_t bytes;
+  };
+  const Answer own{plan.serial() != nullptr ? 0 : registered_layout(plan.plan()), plan.workspace_bytes()};
+  const TransferLabel label{.operation = plan.plan().operation};
+  std::int64_t most = 0;
+  for (const std::string& bytes :
+       communicator_->exchange(std::string(reinterpret_cast<const char*>(&own), sizeof own), label)) {
+    Answer answer{};
+    std::memcpy(&answer, bytes.data(), std::min(bytes.size(), sizeof answer));
+    if (answer.layout == 0 || answer.layout != own.layout) return std::nullopt;
+    most = std::max(most, answer.bytes);
+  }
+  return most;
 }
 
 std::shared_ptr<plan::MoeDevice> CudaExecutor::make_moe_device() const {
@@ -154,7 +230,8 @@ std::shared_ptr<plan::MoeDevice> CudaExecutor::make_moe_device() const {
 }
 
 std::int64_t CudaExecutor::workspace_bytes() const {
-  return workspace_ == nullptr ? 0 : workspace_->memory.bytes();
+  const auto bytes_of = [](const auto& workspace) { return workspace == nullptr ? 0 : workspace->bytes(); };
+  return bytes_of(workspace_) + bytes_of(registered_);
 }
 
 std::optional<PlanShape> CudaExecutor::suggest(const ProductShape& product) const {
@@ -162,8 +239,8 @@ std::optional<PlanShape> CudaExecutor::suggest(const ProductShape& product) cons
     core::fail(ErrorKind::kUnsupported, "the GPU executor computes bf16 and f16, not f32");
   }
   constexpr std::int64_t kVector = 8;
-  const bool has_blocks = product.use == TileUse::kReadsBlocks;
-  const std::int64_t row_columns = has_blocks ? std::gcd(product.k, product.block_columns) : product.k;
+  const bool has_blocks = product.block_columns > 0;
+  const std::int64_t row_columns = std::gcd(product.k, product.block_columns);
   const SignalGemmVariant& variant =
       choose_variant(options_.device, product.dtype, product.m, product.n, product.k, gemm_sms_,
                      row_columns % kVector == 0, options_.gemm_variant);
@@ -254,6 +331,7 @@ void CudaExecutor::execute(PreparedPlan& prepared, const Operands& operands, Mod
                "{}: the {} communicator cannot be captured in a CUDA graph; use NCCL", plan->plan().operation,
                communicator_->name());
   }
+  settle_workspace(call);
   try {
     enqueue(call);
   } catch (const std::exception& error) {
@@ -371,7 +449,7 @@ void CudaExecutor::enqueue_gemm(Call& call) {
   using Launch = PreparedCudaPlan::Launch;
   const Launch launch = plain ? Launch::kPlain : (call.is_gated ? Launch::kGated : Launch::kRun);
   // Behind all transfers it need leave no SM to them.
-  const int sms = call.prepared.waits_for_all() ? serial_sms_ : gemm_sms_;
+  const int sms = call.prepared.waits_for_all() ? serial_sms_ : call.prepared.gemm_sms();
   const PreparedGemm& gemm =
       call.prepared.gemm(call.operands, output, ldo, launch, sms, call.is_captured,
                          {.needed = nullptr,

@@ -10,6 +10,7 @@
 #include "device.h"
 #include "event_log.h"
 #include "flashoverlap/cuda_context.h"
+#include "nccl_communicator.h"
 #include "owned_cuda_plan.h"
 #include "peer_reader.h"
 #include "prepared_cuda_plan.h"
@@ -42,7 +43,14 @@ class CudaExecutor final : public Executor {
 
   void check_plan(const OverlapPlan& plan) const;
   void check_room_for_arrivals(const OverlapPlan& plan) const;
+  [[nodiscard]] int room_for_communication() const;
+  [[nodiscard]] int gemm_sms_of(const OverlapPlan& plan) const;
+  void check_workspace_limit(const PreparedCudaPlan& plan) const;
   void reserve_workspace(PreparedCudaPlan& plan);
+  /// Whether plans have their workspace from their first call on only, see NcclBuffers.
+  [[nodiscard]] bool registers_workspace() const;
+  void settle_workspace(const Call& call);
+  [[nodiscard]] std::optional<std::int64_t> agree_on_registered(const PreparedCudaPlan& plan);
   void throw_if_wait_failed();
   void enqueue(Call& call);
   /// After everything of a call is in the caller's stream.
@@ -78,13 +86,15 @@ class CudaExecutor final : public Executor {
   [[nodiscard]] std::uint64_t timeout_ns() const;
 
   std::shared_ptr<Communicator> communicator_;
-  PeerReader* peers_ = nullptr;  // the communicator, where its ranks read each other's memory
+  PeerReader* peers_ = nullptr;       // the communicator, where its ranks read each other's memory
+  NcclCommunicator* nccl_ = nullptr;  // the communicator, where it is one
   CudaOptions options_;
   int gemm_sms_ = 0;
   int serial_sms_ = 0;
   std::vector<std::unique_ptr<CudaStream>> channels_;
   std::unique_ptr<CudaStream> compute_stream_;  // where the caller's stream is not on the rank's own SMs
   std::shared_ptr<Workspace> workspace_;
+  std::shared_ptr<Workspace> registered_;  // of plans whose transfers move nothing else, see NcclBuffers
   std::shared_ptr<RetiredPlans> retired_ = std::make_shared<RetiredPlans>();
   Event start_;
   Event gemm_done_;

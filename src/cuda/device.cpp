@@ -7,6 +7,8 @@
 
 #include "check.h"
 #include "core/fail.h"
+#include "device_copy.h"
+#include "nccl_library.h"
 
 namespace flashoverlap::cuda {
 namespace {
@@ -34,6 +36,23 @@ void keep_pool_memory(int device) {
 std::size_t shareable_size(std::size_t size) {
   constexpr std::size_t kBlock = std::size_t{2} << 20;
   return (size + kBlock - 1) / kBlock * kBlock;
+}
+
+// The current device's, or null where there is too little.
+void* allocate(DeviceMemory kind, std::size_t size, cudaStream_t stream) {
+  void* data = nullptr;
+  if (kind == DeviceMemory::kNccl) {
+    // NCCL says why only in its log; there is little else that can go wrong.
+    return nccl().mem_alloc(&data, size) == ncclSuccess ? data : nullptr;
+  }
+  const cudaError_t status = kind == DeviceMemory::kShareable ? cudaMalloc(&data, shareable_size(size))
+                                                              : cudaMallocAsync(&data, size, stream);
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    return nullptr;
+  }
+  FLASHOVERLAP_CUDA_CHECK(status);
+  return data;
 }
 
 }  // namespace
@@ -88,6 +107,13 @@ cudaStream_t memory_stream(int device) {
   return stream;
 }
 
+std::shared_ptr<const void> copy_to_device(const void* data, std::size_t bytes, std::string_view purpose) {
+  const int device = current_device();
+  const auto buffer = std::make_shared<const DeviceBuffer>(device, static_cast<std::int64_t>(bytes), purpose);
+  upload(device, buffer->data(), data, bytes);
+  return {buffer, buffer->data()};
+}
+
 int current_device() {
   int device = 0;
   FLASHOVERLAP_CUDA_CHECK(cudaGetDevice(&device));
@@ -98,28 +124,30 @@ DeviceBuffer::DeviceBuffer(int device, std::int64_t bytes, std::string_view purp
     : bytes_(bytes), device_(device), kind_(kind) {
   if (bytes == 0) return;
   const DeviceScope scope(device);
-  const auto size = static_cast<std::size_t>(bytes);
   const cudaStream_t stream = memory_stream(device);
-  const cudaError_t status = kind == DeviceMemory::kShareable ? cudaMalloc(&data_, shareable_size(size))
-                                                              : cudaMallocAsync(&data_, size, stream);
-  if (status == cudaErrorMemoryAllocation) {
-    (void)cudaGetLastError();
+  data_ = allocate(kind, static_cast<std::size_t>(bytes), stream);
+  if (data_ == nullptr) {
     std::size_t available = 0;
     std::size_t total = 0;
     (void)cudaMemGetInfo(&available, &total);
     core::fail(ErrorKind::kOutOfMemory, "{} needs {} bytes on device {}; {} of {} bytes are free", purpose,
                bytes, device, available, total);
   }
-  FLASHOVERLAP_CUDA_CHECK(status);
   FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
 DeviceBuffer::~DeviceBuffer() {
   if (data_ == nullptr) return;
-  if (kind_ == DeviceMemory::kShareable) {
-    (void)cudaFree(data_);
-  } else {
-    (void)cudaFreeAsync(data_, memory_stream(device_));
+  switch (kind_) {
+    case DeviceMemory::kStreamOrdered:
+      (void)cudaFreeAsync(data_, memory_stream(device_));
+      break;
+    case DeviceMemory::kShareable:
+      (void)cudaFree(data_);
+      break;
+    case DeviceMemory::kNccl:
+      (void)nccl().mem_free(data_);
+      break;
   }
 }
 

@@ -38,13 +38,16 @@ enum class DeviceMemory {
   /// frees.
   kStreamOrdered,
   kShareable,  ///< From cudaMalloc: other processes can open it.
+  /// From ncclMemAlloc: NCCL can register it. Freeing it may wait for the devices that can reach it.
+  kNccl,
 };
 
 /// Device memory. Whoever destroys a buffer makes sure that the device is done with it.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  /// Throws Error(kOutOfMemory) naming the bytes asked for, the bytes free and `purpose`.
+  /// Throws Error(kOutOfMemory) naming the bytes asked for, the bytes free and `purpose`. kNccl is for where
+  /// NCCL is known to have it (kNcclRegisterVersion).
   DeviceBuffer(int device, std::int64_t bytes, std::string_view purpose,
                DeviceMemory kind = DeviceMemory::kStreamOrdered);
   ~DeviceBuffer();

@@ -53,7 +53,7 @@ class TileFinish {
       : params_(params), gate_(params.gates, num_positions, first, step), next_(first), step_(step) {}
 
   /// Until the next tile of the walk, which is `work`, may be finished. By whole warps.
-  __device__ void begin_tile(const TileWork& work) {
+  __device__ __forceinline__ void begin_tile(const TileWork& work) {
     has_epilogue_ = params_.has_epilogue && work.kind == StoreKind::kInPlace;
     if constexpr (kAdds) {
       gate_.wait();
@@ -64,24 +64,27 @@ class TileFinish {
   }
 
   /// Whether the tile is stored otherwise than it was computed.
-  [[nodiscard]] __device__ bool changes() const { return adds() || has_epilogue_; }
+  [[nodiscard]] __device__ __forceinline__ bool changes() const { return adds() || has_epilogue_; }
+  [[nodiscard]] __device__ __forceinline__ bool has_epilogue() const { return has_epilogue_; }
   /// Whether anything is added to the tile.
-  [[nodiscard]] __device__ bool adds() const { return kAdds && adds_; }
+  [[nodiscard]] __device__ __forceinline__ bool adds() const { return kAdds && adds_; }
 
-  [[nodiscard]] __device__ int num_ranks() const { return params_.others + 1; }
+  [[nodiscard]] __device__ __forceinline__ int num_ranks() const { return params_.others + 1; }
   /// Whether `rank` is this one, whose part of the tile it has computed itself.
-  [[nodiscard]] __device__ bool is_own(int rank) const { return rank == params_.lower; }
+  [[nodiscard]] __device__ __forceinline__ bool is_own(int rank) const { return rank == params_.lower; }
 
   /// What another rank has sent of elements [col, col + 8) of row `row` of the tile.
-  [[nodiscard]] __device__ uint4 part(const TileWork& work, int row, int col, int rank) const {
+  [[nodiscard]] __device__ __forceinline__ uint4 part(const TileWork& work, int row, int col,
+                                                      int rank) const {
     return load_elements(address(work, row, col, rank), work.cols - col);
   }
   /// The same where the tile's parts `are_vectors`.
-  [[nodiscard]] __device__ uint4 part_vector(const TileWork& work, int row, int col, int rank) const {
+  [[nodiscard]] __device__ __forceinline__ uint4 part_vector(const TileWork& work, int row, int col,
+                                                             int rank) const {
     return __ldcg(reinterpret_cast<const uint4*>(address(work, row, col, rank)));
   }
   /// Whether all 8 elements from every eighth column on are there, and lie as 16 bytes do.
-  [[nodiscard]] __device__ bool are_vectors(const TileWork& work) const {
+  [[nodiscard]] __device__ __forceinline__ bool are_vectors(const TileWork& work) const {
     std::int64_t all =
         work.cols | static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(received()) / 2);
 #pragma unroll 1
@@ -92,32 +95,40 @@ class TileFinish {
   /// 8 elements of the sum, to which the ranks' parts are added in their order.
   class Sum {
    public:
-    __device__ Sum() { clear(); }
-    __device__ void add(const uint4& part) {
+    __device__ __forceinline__ Sum() { clear(); }
+    __device__ __forceinline__ void add(const uint4& part) {
       float operand[kVectorElements];
       Packed{part}.unpack(operand);
 #pragma unroll
-      for (int i = 0; i < kVectorElements; ++i) values[i] += operand[i];
+      for (int i = 0; i < kVectorElements; ++i) values_[i] += operand[i];
     }
-    __device__ void clear() {
+    __device__ __forceinline__ uint4 take() {
+      const uint4 bits = Packed::pack(values_).bits;
+      clear();
+      return bits;
+    }
+
+   private:
+    __device__ __forceinline__ void clear() {
 #pragma unroll
-      for (float& value : values) value = -0.0F;  // 0 + x would lose the sign of -0
+      for (float& value : values_) value = -0.0F;  // 0 + x would lose the sign of -0
     }
-    float values[kVectorElements];
+    float values_[kVectorElements];
   };
 
   /// Of elements [col, col + 8) of row `row` of the tile; zeros where there is none.
-  [[nodiscard]] __device__ uint4 residual(const TileWork& work, int row, int col) const {
-    if (!has_epilogue_ || params_.epilogue.residual == nullptr) return {};
+  [[nodiscard]] __device__ __forceinline__ uint4 residual(const TileWork& work, int row, int col) const {
+    if (params_.epilogue.residual == nullptr) return {};
     return load_elements(row_of(params_.epilogue.residual, params_.epilogue.residual_ld, work, row) + col,
                          work.cols - col);
   }
 
-  /// What is stored of these elements, whose sum is `values`.
-  [[nodiscard]] __device__ uint4 complete(float (&values)[kVectorElements], const TileWork& work, int row,
-                                          int col, const uint4& residual) const {
-    if (!has_epilogue_) return Packed::pack(values).bits;
+  /// The epilogue of these elements of the output, of which `sum` are the sums, rounded.
+  [[nodiscard]] __device__ __forceinline__ uint4 complete(const uint4& sum, const TileWork& work, int row,
+                                                          int col, const uint4& residual) const {
     const Epilogue& epilogue = params_.epilogue;
+    float values[kVectorElements];
+    Packed{sum}.unpack(values);
     if (epilogue.bias != nullptr) {
       const auto* const bias = static_cast<const std::uint16_t*>(epilogue.bias) + work.col_begin + col;
       add_to(values, load_elements(bias, work.cols - col));
@@ -131,34 +142,22 @@ class TileFinish {
     }
     return bits;
   }
-  [[nodiscard]] __device__ uint4 complete(float (&values)[kVectorElements], const TileWork& work, int row,
-                                          int col) const {
-    return complete(values, work, row, col, residual(work, row, col));
-  }
-
-  /// The same of an element vector of the product, to which nothing is added.
-  [[nodiscard]] __device__ uint4 complete(const uint4& product, const TileWork& work, int row, int col,
-                                          const uint4& residual) const {
-    float values[kVectorElements];
-    Packed{product}.unpack(values);
-    return complete(values, work, row, col, residual);
-  }
 
  private:
-  [[nodiscard]] __device__ const std::uint16_t* received() const {
+  [[nodiscard]] __device__ __forceinline__ const std::uint16_t* received() const {
     return static_cast<const std::uint16_t*>(params_.received);
   }
-  [[nodiscard]] __device__ const std::uint16_t* address(const TileWork& work, int row, int col,
-                                                        int rank) const {
+  [[nodiscard]] __device__ __forceinline__ const std::uint16_t* address(const TileWork& work, int row,
+                                                                        int col, int rank) const {
     const int other = rank < params_.lower ? rank : rank - 1;
     return received() + __ldg(offsets_ + other) + static_cast<std::int64_t>(row) * work.cols + col;
   }
   /// Of a matrix with the rows and columns of the output: row `row` of the tile, at its first column.
-  static __device__ const std::uint16_t* row_of(const void* matrix, std::int64_t ld, const TileWork& work,
-                                                int row) {
+  static __device__ __forceinline__ const std::uint16_t* row_of(const void* matrix, std::int64_t ld,
+                                                                const TileWork& work, int row) {
     return static_cast<const std::uint16_t*>(matrix) + (row_in_output(work) + row) * ld + work.col_begin;
   }
-  static __device__ void add_to(float (&values)[kVectorElements], const uint4& bits) {
+  static __device__ __forceinline__ void add_to(float (&values)[kVectorElements], const uint4& bits) {
     float other[kVectorElements];
     Packed{bits}.unpack(other);
 #pragma unroll

@@ -15,7 +15,7 @@ namespace flashoverlap::cuda {
 /// last, and its epilogue adds what has arrived).
 ///
 /// `epilogue`: of tiles that are stored in the output; without RMSNorm, which needs whole rows. It is applied
-/// to the sum, or to the product rounded to the element type, as a pass over the output would.
+/// to the product or the sum as it would be stored, with the bits of a pass over the output.
 struct DeviceFinish {
   DeviceGates gates;                      ///< needed null: nothing is added.
   const void* received = nullptr;         ///< Other ranks' tiles, each dense.

@@ -77,11 +77,12 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Communicator> control, const 
   const auto on_all = [&](const std::function<void()>& step) { comm::run_on_all(*control_, "nccl", step); };
   on_all([&] {
     require_device(options_.device);
-    (void)nccl();
+    check_buffers();
     const DeviceScope scope(options_.device);
     FLASHOVERLAP_CUDA_CHECK(cudaFree(nullptr));
     barrier_word_ = DeviceBuffer(options_.device, 64, "the barrier of an NCCL communicator");
   });
+  on_all([&] { agree_on_buffers(); });
   on_all([&] { agree_on_devices(); });
   share_board();
   on_all([&] { initialise(); });
@@ -92,12 +93,19 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Communicator> control, const 
       options_.device, std::max(options_.timeout, kStartTimeout), board_, [this] { return async_error(); },
       [this](const Failure& failure) { fail_with(failure); });
   warm_up();
+  if (buffers() != NcclBuffers::kPlain) try_registration();
   watchdog_->set_timeout(options_.timeout);
 }
 
 NcclCommunicator::~NcclCommunicator() {
+  close();
+}
+
+void NcclCommunicator::close() {
   watchdog_.reset();
-  if (comm_ != nullptr && !aborted_) (void)nccl().comm_destroy(comm_);
+  if (comm_ == nullptr || aborted_) return;
+  for (const Registered& block : registered_) deregister(block);
+  (void)nccl().comm_destroy(comm_);
 }
 
 void NcclCommunicator::agree_on_devices() {
@@ -107,6 +115,12 @@ void NcclCommunicator::agree_on_devices() {
   for (std::size_t r = 0; r < all.size(); ++r) {
     const auto twin = std::find(all.begin() + static_cast<std::ptrdiff_t>(r) + 1, all.end(), all[r]);
     if (twin == all.end()) continue;
+    if (buffers() != NcclBuffers::kPlain) {
+      core::fail(
+          ErrorKind::kUnsupported,
+          "ranks {} and {} share the GPU {}: memory cannot be registered there, use NcclBuffers::kPlain", r,
+          twin - all.begin(), all[r]);
+    }
     // NVLink multicast has no meaning within one GPU; what the environment says stays.
     (void)setenv("NCCL_NVLS_ENABLE", "0", 0);
     if (nccl().version < kNcclSharedGpuVersion) {
@@ -167,28 +181,33 @@ void NcclCommunicator::initialise() {
 }
 
 void NcclCommunicator::warm_up() {
-  // Loads NCCL's kernels and connects the ranks for every kind of call, which cannot happen later behind a
-  // waiting stream.
   constexpr std::int64_t kCount = 4096;
+  const DeviceBuffer buffer(options_.device, 2 * kCount * size_ * size_of(DType::kFloat32),
+                            "the warm-up of an NCCL communicator");
+  call_every_kind(buffer.data(), kCount);
+}
+
+// Loads NCCL's kernels and connects the ranks for every kind of call, which cannot happen later behind a
+// waiting stream. `memory`: two buffers of `count` float32 elements for each rank.
+void NcclCommunicator::call_every_kind(void* memory, std::int64_t count) {
   const DeviceScope scope(options_.device);
-  const DeviceBuffer buffer(options_.device, 2 * kCount * size_ * 4, "the warm-up of an NCCL communicator");
-  FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(buffer.data(), 0, static_cast<std::size_t>(buffer.bytes()),
+  const std::int64_t all = count * size_;
+  FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(memory, 0, as_size(2 * all * size_of(DType::kFloat32)),
                                           memory_stream(options_.device)));
   FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(memory_stream(options_.device)));
-  auto* const from = static_cast<float*>(buffer.data());
-  float* const to = from + kCount * size_;
-  std::vector<std::int64_t> equal(static_cast<std::size_t>(size_), kCount);
+  auto* const from = static_cast<float*>(memory);
+  float* const to = from + all;
+  const std::vector<std::int64_t> equal(as_size(size_), count);
   std::vector<std::int64_t> uneven = equal;
   uneven.back() -= 8;
-  std::vector<std::int64_t> receives(static_cast<std::size_t>(size_), kCount);
   const std::unique_ptr<Stream> stream = make_stream("warm-up");
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    all_reduce(from, to, kCount * size_, dtype, *stream, kRendezvous);
+    all_reduce(from, to, all, dtype, *stream, kRendezvous);
     reduce_scatter(from, to, equal, dtype, *stream, kRendezvous);
     reduce_scatter(from, to, uneven, dtype, *stream, kRendezvous);
     all_gather(from, to, equal, dtype, *stream, kRendezvous);
     all_gather(from, to, uneven, dtype, *stream, kRendezvous);
-    all_to_all(from, equal, to, receives, dtype, *stream, kRendezvous);
+    all_to_all(from, equal, to, equal, dtype, *stream, kRendezvous);
   }
   stream->synchronize();
 }
@@ -276,20 +295,17 @@ std::shared_ptr<Communicator> NcclCommunicator::subgroup(std::span<const int> ra
   return std::make_shared<NcclCommunicator>(control_->subgroup(ranks), options_);
 }
 
-template <class Issue>
-void NcclCommunicator::run(const char* call, Stream& stream, const TransferLabel& label, Issue&& issue) {
+cudaStream_t NcclCommunicator::begin_call(const char* call, Stream& stream, const TransferLabel& label) {
   throw_if_failed();
   const cudaStream_t cuda_stream = cuda_stream_of(stream, call);
-  const DeviceScope scope(options_.device);
   watchdog_->begin(cuda_stream, describe(call, label, rank_, size_));
-  ncclResult_t status = ncclSuccess;
-  {
-    const std::scoped_lock lock(mutex_);
-    if (!aborted_) status = issue(comm_, cuda_stream);
-  }
+  return cuda_stream;
+}
+
+void NcclCommunicator::end_call(ncclResult_t status, const char* call, cudaStream_t stream) {
   throw_if_failed();
   check(status, call);
-  watchdog_->end(cuda_stream);
+  watchdog_->end(stream);
 }
 
 void NcclCommunicator::all_reduce(const void* send, void* receive, std::int64_t count, DType dtype,

@@ -4,7 +4,10 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "cuda_stream.h"
 #include "flashoverlap/communicator.h"
@@ -53,22 +56,55 @@ class NcclCommunicator final : public Communicator {
 
   /// SMs that one call may take; 0: NCCL's own choice.
   [[nodiscard]] int max_ctas() const { return options_.max_ctas; }
+  /// What is registered of what the executor's transfers move.
+  [[nodiscard]] NcclBuffers buffers() const { return size_ > 1 ? options_.buffers : NcclBuffers::kPlain; }
+  /// Unless `held` has `bytes`, replaces it by registered memory that has, and has as many on every rank. The
+  /// communicator keeps the old memory until nobody holds it any more on any rank, and then until the next
+  /// call of this that needs new memory: NCCL wants it given back in the same order everywhere, and freeing
+  /// it while another rank's kernel waits for this one might hang. Collective, on the host: `bytes` is the
+  /// same on all ranks, and so is which call made `held`. An error is thrown on every rank.
+  void reserve(std::shared_ptr<const DeviceBuffer>& held, std::int64_t bytes, const std::string& purpose);
   /// Throws the failure, if there is one.
   void throw_if_failed() const;
 
  private:
+  /// Memory that is registered, and what NCCL knows it by.
+  struct Registered {
+    std::shared_ptr<const DeviceBuffer> memory;
+    void* handle = nullptr;  // of ncclCommRegister, or the window
+  };
+
+  void check_buffers() const;
+  void agree_on_buffers();
   void agree_on_devices();
   void share_board();
   void initialise();
   void warm_up();
+  void try_registration();
+  void call_every_kind(void* memory, std::int64_t count);
+  void release_unused();
+  void register_memory(Registered& block);
+  void deregister(const Registered& block);
+  void close();
   void fail_with(const Failure& failure) noexcept;
   std::optional<Failure> async_error();
   void check(ncclResult_t status, const char* call) const;
   void check_counts(std::span<const std::int64_t> counts, const char* call) const;
 
+  cudaStream_t begin_call(const char* call, Stream& stream, const TransferLabel& label);
+  void end_call(ncclResult_t status, const char* call, cudaStream_t stream);
   /// Issues one call, or one group of calls, with the watchdog looking.
   template <class Issue>
-  void run(const char* call, Stream& stream, const TransferLabel& label, Issue&& issue);
+  void run(const char* call, Stream& stream, const TransferLabel& label, Issue&& issue) {
+    const DeviceScope scope(options_.device);
+    const cudaStream_t cuda_stream = begin_call(call, stream, label);
+    ncclResult_t status = ncclSuccess;
+    {
+      const std::scoped_lock lock(mutex_);
+      if (!aborted_) status = issue(comm_, cuda_stream);
+    }
+    end_call(status, call, cuda_stream);
+  }
 
   std::shared_ptr<Communicator> control_;
   NcclOptions options_;
@@ -79,6 +115,7 @@ class NcclCommunicator final : public Communicator {
   ncclComm_t comm_ = nullptr;
   std::atomic<bool> aborted_{false};
   DeviceBuffer barrier_word_;
+  std::vector<Registered> registered_;  // in the order of registration, the same on every rank
   std::shared_ptr<FailureBoard> board_;
   std::unique_ptr<Watchdog> watchdog_;
 };

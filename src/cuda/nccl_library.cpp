@@ -19,6 +19,11 @@ void find(void* library, const std::string& path, Function& function, const char
   function = reinterpret_cast<Function>(symbol);
 }
 
+template <class Function>
+void find_optional(void* library, Function& function, const char* name) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+}
+
 NcclLibrary load() {
   constexpr int kKeepExisting = 0;
   (void)setenv("NCCL_RUNTIME_CONNECT", "0", kKeepExisting);
@@ -56,6 +61,12 @@ NcclLibrary load() {
   find(library, found.path, found.broadcast, "ncclBroadcast");
   find(library, found.path, found.send, "ncclSend");
   find(library, found.path, found.receive, "ncclRecv");
+  find_optional(library, found.mem_alloc, "ncclMemAlloc");
+  find_optional(library, found.mem_free, "ncclMemFree");
+  find_optional(library, found.comm_register, "ncclCommRegister");
+  find_optional(library, found.comm_deregister, "ncclCommDeregister");
+  find_optional(library, found.comm_window_register, "ncclCommWindowRegister");
+  find_optional(library, found.comm_window_deregister, "ncclCommWindowDeregister");
   return found;
 }
 

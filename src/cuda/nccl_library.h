@@ -4,9 +4,15 @@
 
 #include <nccl.h>
 
+#include <cstddef>
 #include <string>
 
 namespace flashoverlap::cuda {
+
+/// ncclWindow_t; NCCL leaves it null where it cannot open one.
+using NcclWindow = void*;
+/// NCCL_WIN_COLL_SYMMETRIC: collectives find what they move at the same offset of every rank's window.
+constexpr int kNcclSymmetricWindow = 0x01;
 
 /// The functions of libnccl.so.2 that we call, under their own names.
 struct NcclLibrary {
@@ -27,12 +33,24 @@ struct NcclLibrary {
   decltype(&::ncclBroadcast) broadcast;
   decltype(&::ncclSend) send;
   decltype(&::ncclRecv) receive;
+  // Null where the library is older than the version named. Written out, since the build's header may be
+  // older than the library.
+  ncclResult_t (*mem_alloc)(void** memory, std::size_t bytes) = nullptr;  // 2.19, as the next three
+  ncclResult_t (*mem_free)(void* memory) = nullptr;
+  ncclResult_t (*comm_register)(ncclComm_t comm, void* memory, std::size_t bytes, void** handle) = nullptr;
+  ncclResult_t (*comm_deregister)(ncclComm_t comm, void* handle) = nullptr;
+  ncclResult_t (*comm_window_register)(ncclComm_t comm, void* memory, std::size_t bytes, NcclWindow* window,
+                                       int flags) = nullptr;  // 2.27, as the next one
+  ncclResult_t (*comm_window_deregister)(ncclComm_t comm, NcclWindow window) = nullptr;
   int version = 0;   ///< As ncclGetVersion gives it: 23007 is 2.30.7.
   std::string path;  ///< What was loaded.
 };
 
 /// Version 2.30.7: from here on several ranks may share a GPU.
 constexpr int kNcclSharedGpuVersion = 23'007;
+/// From here on memory can be registered (comm_register), and opened as a window (comm_window_register).
+constexpr int kNcclRegisterVersion = 21'901;
+constexpr int kNcclWindowVersion = 22'703;
 
 /// Loads FLASHOVERLAP_NCCL_LIBRARY if set, otherwise libnccl.so.2 from where the loader looks. Before that
 /// sets, unless the environment has them already: NCCL_RUNTIME_CONNECT=0 (connections made inside a later

@@ -69,6 +69,7 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
                                    std::vector<const SignalGemmVariant*> variants, bool as_serial, SumBy sums,
                                    int gemm_sms)
     : device_(device),
+      gemm_sms_(gemm_sms),
       plan_(std::move(plan)),
       variants_(std::move(variants)),
       sums_in_restore_(!as_serial && sums == SumBy::kRestore && adds_in_packed_buffer(plan_)) {
@@ -88,11 +89,11 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
   } else {
     steps_ = transfer_steps(plan_);
     has_messages_only_ = !sends_results() && is_messages_from_the_start(plan_, steps_);
-    make_tables(gate_tables(plan_, steps_), gemm_sms);
+    make_tables(gate_tables(plan_, steps_));
   }
 }
 
-void PreparedCudaPlan::make_tables(const GateTables& gates, int gemm_sms) {
+void PreparedCudaPlan::make_tables(const GateTables& gates) {
   waits_for_all_ = gates.waits_for_all;
   const bool has_own_kernel = is_gated() || !plan_.input_blocks.empty();
   fuses_epilogues_ =
@@ -102,7 +103,7 @@ void PreparedCudaPlan::make_tables(const GateTables& gates, int gemm_sms) {
   for (const SignalGemmVariant* variant : variants_) {
     variant->load();
     const int signals = variant->signals_per_tile;
-    const std::int64_t begun = begun_tiles(*variant, gates, gemm_sms);
+    const std::int64_t begun = begun_tiles(*variant, gates);
     const auto twin = std::ranges::find_if(tables_, [&](const auto& entry) {
       return entry.second->signals == signals && entry.second->begun == begun;
     });
@@ -124,10 +125,9 @@ void PreparedCudaPlan::make_tables(const GateTables& gates, int gemm_sms) {
 
 // One turn of all units where there are more tiles than that: while it lasts, the first strip of the others'
 // columns arrives. What is begun costs a tile of float32 written and read again.
-std::int64_t PreparedCudaPlan::begun_tiles(const SignalGemmVariant& variant, const GateTables& gates,
-                                           int gemm_sms) const {
+std::int64_t PreparedCudaPlan::begun_tiles(const SignalGemmVariant& variant, const GateTables& gates) const {
   if (variant.walk == 0 || !is_gated() || plan_.input_blocks.size() < 2) return 0;
-  const std::int64_t turn = static_cast<std::int64_t>(gemm_sms / variant.blocks_per_tile) * variant.walk;
+  const std::int64_t turn = static_cast<std::int64_t>(gemm_sms_ / variant.blocks_per_tile) * variant.walk;
   if (turn == 0 || turn > plan_.grid.num_tiles() || gates.start.front() > 0) return 0;
   return turn;
 }
@@ -152,11 +152,11 @@ std::int64_t PreparedCudaPlan::workspace_bytes() const {
 }
 
 void* PreparedCudaPlan::packed() const {
-  return workspace_->memory.data();
+  return workspace_->data();
 }
 
 void* PreparedCudaPlan::received() const {
-  return static_cast<char*>(workspace_->memory.data()) + aligned(plan_.packed_size * size_of(plan_.dtype));
+  return static_cast<char*>(workspace_->data()) + aligned(plan_.packed_size * size_of(plan_.dtype));
 }
 
 void* PreparedCudaPlan::dense_output() const {
@@ -173,8 +173,7 @@ void* PreparedCudaPlan::begun_sums() const {
 void* PreparedCudaPlan::packed_of(std::int32_t rank) const {
   if (rank == plan_.rank) return packed();
   const std::int64_t place = rank < plan_.rank ? rank + 1 : rank;
-  return static_cast<char*>(workspace_->memory.data()) +
-         aligned(plan_.packed_size * size_of(plan_.dtype)) * place;
+  return static_cast<char*>(workspace_->data()) + aligned(plan_.packed_size * size_of(plan_.dtype)) * place;
 }
 
 void* PreparedCudaPlan::plain_output() {
@@ -226,15 +225,16 @@ const DevicePlan& PreparedCudaPlan::tables(const Operands& operands) const {
 }
 
 bool PreparedCudaPlan::Key::operator==(const Key& other) const {
-  return a == other.a && b == other.b && output == other.output && lda == other.lda && ldb == other.ldb &&
-         ldo == other.ldo && launch == other.launch && is_same(epilogue, other.epilogue);
+  return a == other.a && b == other.b && output == other.output && workspace == other.workspace &&
+         lda == other.lda && ldb == other.ldb && ldo == other.ldo && launch == other.launch &&
+         is_same(epilogue, other.epilogue);
 }
 
 const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* output, std::int64_t ldo,
                                            Launch launch, int num_sms, bool is_captured, DeviceGates gates) {
   const Epilogue epilogue =
       launch != Launch::kPlain && fuses_epilogue(operands.epilogue) ? operands.epilogue : Epilogue{};
-  const Key key{operands.a, operands.b, output, operands.lda, operands.ldb, ldo, launch, epilogue};
+  const Key key{operands.a, operands.b, output, scratch(), operands.lda, operands.ldb, ldo, launch, epilogue};
   auto found =
       std::find_if(launches_.begin(), launches_.end(), [&](const Entry& entry) { return entry.key == key; });
   if (found == launches_.end()) {

@@ -18,21 +18,27 @@ namespace flashoverlap::cuda {
 /// Scratch memory of one executor. Its calls follow one another on the device, so they share it. A plan keeps
 /// the block that it was prepared with, so a graph captured from it stays good when a later plan makes the
 /// executor take a larger one.
-struct Workspace {
-  DeviceBuffer memory;
-};
+using Workspace = const DeviceBuffer;
 
 class PreparedCudaPlan {
  public:
-  /// `sums`: who adds up partial sums. `gemm_sms`: of launches beside communication.
+  /// `sums`: who adds up partial sums.
   PreparedCudaPlan(int device, OverlapPlan plan, std::vector<const SignalGemmVariant*> variants,
                    bool as_serial, SumBy sums, int gemm_sms);
 
   [[nodiscard]] const OverlapPlan& plan() const { return plan_; }
+  /// Of launches beside communication.
+  [[nodiscard]] int gemm_sms() const { return gemm_sms_; }
   /// Bytes of workspace: packed and received buffer, the other ranks' partial sums where they are added here,
   /// for an output with gaps between its rows one without, and the sums of tiles that are begun.
   [[nodiscard]] std::int64_t workspace_bytes() const;
-  void set_workspace(std::shared_ptr<Workspace> workspace) { workspace_ = std::move(workspace); }
+  void set_workspace(std::shared_ptr<Workspace> workspace) {
+    replaced_ = std::exchange(workspace_, std::move(workspace));
+  }
+  [[nodiscard]] bool has_workspace() const { return workspace_ != nullptr; }
+  /// Whether it is the one that the plan keeps.
+  [[nodiscard]] bool has_settled_workspace() const { return is_workspace_settled_; }
+  void mark_workspace_settled() { is_workspace_settled_ = true; }
 
   [[nodiscard]] SerialBaseline* serial() const { return serial_.get(); }
   /// For the variant that computes on these matrices.
@@ -62,8 +68,8 @@ class PreparedCudaPlan {
   [[nodiscard]] void* dense_output() const;
   /// What tiles that are begun have computed so far, see BlockInput.
   [[nodiscard]] void* begun_sums() const;
-  [[nodiscard]] void* scratch() const { return workspace_->memory.data(); }
-  [[nodiscard]] std::int64_t scratch_bytes() const { return workspace_->memory.bytes(); }
+  [[nodiscard]] void* scratch() const { return workspace_->data(); }
+  [[nodiscard]] std::int64_t scratch_bytes() const { return workspace_->bytes(); }
 
   /// The calls to the communicator, in the order in which they are issued.
   [[nodiscard]] const std::vector<TransferStep>& steps() const { return steps_; }
@@ -103,6 +109,7 @@ class PreparedCudaPlan {
     const void* a = nullptr;
     const void* b = nullptr;
     const void* output = nullptr;
+    const void* workspace = nullptr;
     std::int64_t lda = 0, ldb = 0, ldo = 0;
     Launch launch = Launch::kRun;
     Epilogue epilogue;
@@ -120,9 +127,8 @@ class PreparedCudaPlan {
     std::unique_ptr<DevicePlan> plan;
     DeviceBuffer start;  ///< GateTables::start
   };
-  void make_tables(const GateTables& gates, int gemm_sms);
-  [[nodiscard]] std::int64_t begun_tiles(const SignalGemmVariant& variant, const GateTables& gates,
-                                         int gemm_sms) const;
+  void make_tables(const GateTables& gates);
+  [[nodiscard]] std::int64_t begun_tiles(const SignalGemmVariant& variant, const GateTables& gates) const;
   [[nodiscard]] const VariantTables& tables_of(const SignalGemmVariant& variant) const;
   [[nodiscard]] const SignalGemmVariant& variant_for(const Operands& operands) const;
   [[nodiscard]] std::vector<OperandBlock> blocks_of(const Operands& operands) const;
@@ -132,6 +138,7 @@ class PreparedCudaPlan {
   void add_gates(DeviceGates gates, const VariantTables& tables, SignalGemmArguments& arguments) const;
 
   int device_;
+  int gemm_sms_;
   OverlapPlan plan_;
   std::vector<const SignalGemmVariant*> variants_;
   /// Of each of the variants.
@@ -142,6 +149,8 @@ class PreparedCudaPlan {
   DeviceBuffer added_;
   std::unique_ptr<SerialBaseline> serial_;
   std::shared_ptr<Workspace> workspace_;
+  std::shared_ptr<Workspace> replaced_;  // the one before, with which the device may still work
+  bool is_workspace_settled_ = false;
   bool writes_in_place_ = false;
   bool all_groups_awaited_ = false;
   bool any_group_awaited_ = false;

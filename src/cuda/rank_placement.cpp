@@ -38,6 +38,13 @@ std::string_view name_of(Transport transport) {
   return "?";
 }
 
+std::vector<int> default_devices(int num_ranks) {
+  const bool has_one_each = num_ranks <= device_count();
+  std::vector<int> devices;
+  for (int r = 0; r < num_ranks; ++r) devices.push_back(has_one_each ? r : 0);
+  return devices;
+}
+
 RankPlacement place_ranks(const std::vector<int>& devices, int communication_sms, Transport transport) {
   if (devices.empty()) core::fail(ErrorKind::kBadArgument, "no device is named, each rank needs one");
   std::map<int, std::vector<std::size_t>> ranks_on;
@@ -91,8 +98,19 @@ RankCommunicators::RankCommunicators(const RankPlacement& placement, const LinkM
 std::shared_ptr<Communicator> RankCommunicators::connect(const std::shared_ptr<Communicator>& control) const {
   const auto rank = static_cast<std::size_t>(control->rank());
   if (!locals_.empty()) return locals_[rank];
-  return make_nccl_communicator(control,
-                                {.device = placement_.devices[rank], .max_ctas = placement_.max_ctas});
+  return make_nccl_communicator(control, {.device = placement_.devices[rank],
+                                          .max_ctas = placement_.max_ctas,
+                                          .buffers = placement_.nccl_buffers});
+}
+
+void RankCommunicators::run(const std::shared_ptr<Communicator>& control, const OnRank& on_rank) const {
+  const std::shared_ptr<Communicator> communicator = connect(control);
+  try {
+    on_rank(communicator, placement_.ranks[static_cast<std::size_t>(control->rank())]);
+  } catch (const std::exception& error) {
+    communicator->abort(error.what());
+    throw;
+  }
 }
 
 }  // namespace flashoverlap::cuda

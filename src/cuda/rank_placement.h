@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -24,8 +25,12 @@ struct RankPlacement {
   std::vector<int> devices;        ///< Of each rank.
   std::vector<CudaOptions> ranks;  ///< For each rank's executor.
   int max_ctas = 1;                ///< Of one rank's collectives.
-  int units = 0;                   ///< SMs of one rank, for the GEMM and for communication.
+  NcclBuffers nccl_buffers = NcclBuffers::kPlain;
+  int units = 0;  ///< SMs of one rank, for the GEMM and for communication.
 };
+
+/// Rank r on device r; all on device 0 where there are fewer.
+[[nodiscard]] std::vector<int> default_devices(int num_ranks);
 
 /// Ranks on one device share it: each has SMs of its own for the GEMM, and `communication_sms` are left to
 /// all of them together. Throws Error(kUnsupported) without a device, Error(kBadArgument) for a device that
@@ -41,6 +46,11 @@ class RankCommunicators {
 
   /// Of the rank that `control`, an in-process communicator of all of them, has. Collective.
   [[nodiscard]] std::shared_ptr<Communicator> connect(const std::shared_ptr<Communicator>& control) const;
+
+  using OnRank = std::function<void(const std::shared_ptr<Communicator>&, const CudaOptions&)>;
+  /// Connects `control`'s rank, and calls `on_rank` with its communicator and the options of its executor.
+  /// What that throws aborts the communicator, so that no other rank waits for this one. Collective.
+  void run(const std::shared_ptr<Communicator>& control, const OnRank& on_rank) const;
 
  private:
   const RankPlacement& placement_;

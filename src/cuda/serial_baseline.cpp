@@ -15,11 +15,6 @@ std::size_t index(std::int64_t value) {
   return static_cast<std::size_t>(value);
 }
 
-bool is_plain(const Epilogue& e) {
-  return e.bias == nullptr && e.activation == Activation::kNone && e.residual == nullptr &&
-         e.residual_out == nullptr && e.rms_norm_weight == nullptr;
-}
-
 // The rank that each row of D goes to, read off where its first column is placed.
 std::vector<std::int32_t> destinations_of(const OverlapPlan& plan, std::int64_t m) {
   struct Chunk {

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "check.h"
-#include "device.h"
+#include "device_copy.h"
 #include "gemm_arguments.h"
 #include "signal_gemm.h"
 #include "sm80_kernel.cuh"
@@ -80,15 +80,12 @@ class Prepared final : public PreparedGemm {
                         .ldb = args.ldb,
                         .k = block.depth});
     }
-    const std::size_t bytes = blocks.size() * sizeof blocks.front();
-    const int device = current_device();
-    blocks_of_a_ = DeviceBuffer(device, static_cast<std::int64_t>(bytes), "blocks of A");
-    upload(device, blocks_of_a_.data(), blocks.data(), bytes);
-    params_.blocks = static_cast<const Operands*>(blocks_of_a_.data());
+    blocks_of_a_ = copy_to_device(blocks.data(), blocks.size() * sizeof blocks.front(), "blocks of A");
+    params_.blocks = static_cast<const Operands*>(blocks_of_a_.get());
   }
 
   KernelParams params_;
-  DeviceBuffer blocks_of_a_;
+  std::shared_ptr<const void> blocks_of_a_;
   DeviceGates gates_;
   DeviceFinish finish_;
   int blocks_;

@@ -229,15 +229,17 @@ __device__ __forceinline__ void convert_tile(const Accumulators<Config>& acc, st
 template <class Finish>
 __device__ __forceinline__ uint4 finish_vector(const uint4& own, const TileWork& work, int row, int col,
                                                const Finish& finish) {
+  uint4 elements = own;
   if constexpr (Finish::kAdds) {
     if (finish.adds()) {
       typename Finish::Sum sum;
       for (int rank = 0; rank < finish.num_ranks(); ++rank)
         sum.add(finish.is_own(rank) ? own : finish.part(work, row, col, rank));
-      return finish.complete(sum.values, work, row, col);
+      elements = sum.take();
     }
   }
-  return finish.complete(own, work, row, col, finish.residual(work, row, col));
+  if (!finish.has_epilogue()) return elements;
+  return finish.complete(elements, work, row, col, finish.residual(work, row, col));
 }
 
 template <class Config, class Finish>

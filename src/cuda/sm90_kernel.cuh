@@ -194,10 +194,10 @@ struct Kernel {
   }
 
   template <class Input, class Finish>
-  static __device__ void multiply(const Params& params, Storage& storage, Pipeline& pipeline,
-                                  typename Storage::Order& order, const Place& place, int consumer,
-                                  const typename Input::Params& input_params,
-                                  const typename Finish::Params& finish_params) {
+  static __device__ __forceinline__ void multiply(const Params& params, Storage& storage, Pipeline& pipeline,
+                                                  typename Storage::Order& order, const Place& place,
+                                                  int consumer, const typename Input::Params& input_params,
+                                                  const typename Finish::Params& finish_params) {
     using namespace cute;
     Mainloop mainloop;
     typename Config::TiledMma tiled_mma;
@@ -244,9 +244,10 @@ struct Kernel {
   }
 
   template <class Accumulators, class Finish>
-  static __device__ void stage_tile(Storage& storage, const Accumulators& accumulators,
-                                    StagingState<kSlots>& staging, int consumer, const Place& place,
-                                    const TileWork& work, const Finish& finish) {
+  static __device__ __forceinline__ void stage_tile(Storage& storage, const Accumulators& accumulators,
+                                                    StagingState<kSlots>& staging, int consumer,
+                                                    const Place& place, const TileWork& work,
+                                                    const Finish& finish) {
     auto& barriers = storage.staging_barriers[consumer];
     CUTLASS_PRAGMA_UNROLL
     for (int atom = 0; atom < Config::kAtomsPerWarpgroup; ++atom) {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "check.h"
-#include "device.h"
+#include "device_copy.h"
 #include "gemm_arguments.h"
 #include "signal_gemm.h"
 #include "sm90_kernel.cuh"
@@ -128,11 +128,8 @@ class DeviceBlocks {
       blocks.push_back(make_block<Config>(args, block));
       params_.all_k_tiles += k_tiles(block.depth);
     }
-    const std::size_t bytes = blocks.size() * sizeof blocks.front();
-    const int device = current_device();
-    memory_ = DeviceBuffer(device, static_cast<std::int64_t>(bytes), "descriptors of blocks");
-    upload(device, memory_.data(), blocks.data(), bytes);
-    params_.blocks = static_cast<const BlockOperands<Config>*>(memory_.data());
+    memory_ = copy_to_device(blocks.data(), blocks.size() * sizeof blocks.front(), "descriptors of blocks");
+    params_.blocks = static_cast<const BlockOperands<Config>*>(memory_.get());
     params_.num_blocks = static_cast<std::int32_t>(blocks.size());
     params_.first_k_tiles = k_tiles(args.blocks.front().depth);
     params_.begun = args.begun;
@@ -141,7 +138,7 @@ class DeviceBlocks {
   [[nodiscard]] const typename BlockInput<Config>::Params& params() const { return params_; }
 
  private:
-  DeviceBuffer memory_;
+  std::shared_ptr<const void> memory_;
   typename BlockInput<Config>::Params params_;
 };
 

@@ -138,59 +138,48 @@ struct ChunkPart {
 template <int kAhead, class Finish>
 __device__ __forceinline__ void add_to_chunk(const TileWork& work, const ChunkPart& mine,
                                              const Finish& finish) {
+  const bool are_vectors = finish.are_vectors(work);
+  const auto load = [&](const SumWalk& walk) {
+    if (finish.is_own(walk.rank)) return *mine.own(walk.row);
+    const int row = mine.tile_row(walk.row);
+    return are_vectors ? finish.part_vector(work, row, mine.col(), walk.rank)
+                       : finish.part(work, row, mine.col(), walk.rank);
+  };
   typename Finish::Sum sum;
   SumWalk added{mine.first};
-  const auto add = [&](const uint4& part) {
-    const int row = added.row;
-    sum.add(part);
-    if (!added.advance(finish.num_ranks())) return;
-    *mine.own(row) = finish.complete(sum.values, work, mine.tile_row(row), mine.col());
-    sum.clear();
-  };
-  if (!finish.are_vectors(work)) {
-#pragma unroll 1
-    while (added.row < mine.end) {
-      add(finish.is_own(added.rank) ? *mine.own(added.row)
-                                    : finish.part(work, mine.tile_row(added.row), mine.col(), added.rank));
-    }
-    return;
-  }
   SumWalk loaded = added;
 #pragma unroll 1
   while (added.row < mine.end) {
     uint4 parts[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (loaded.row < mine.end) {
-        parts[i] = finish.is_own(loaded.rank)
-                       ? *mine.own(loaded.row)
-                       : finish.part_vector(work, mine.tile_row(loaded.row), mine.col(), loaded.rank);
-      }
+      if (loaded.row < mine.end) parts[i] = load(loaded);
       (void)loaded.advance(finish.num_ranks());
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (added.row < mine.end) add(parts[i]);
+      const int row = added.row;
+      if (row >= mine.end) break;
+      sum.add(parts[i]);
+      if (added.advance(finish.num_ranks())) *mine.own(row) = sum.take();
     }
   }
 }
 
-// Applies the epilogue to a warp's part of a chunk, where it lies.
+// Applies the epilogue to a warp's part of a chunk, where it lies. One copy of the code, and inlined, like
+// all that the warps run that multiply: around a call their products would wait for each other.
 template <class Finish>
 __device__ __forceinline__ void apply_to_chunk(const TileWork& work, const ChunkPart& mine,
                                                const Finish& finish) {
-  constexpr int kSteps = kWarpRows / kRowsPerStep;
-  uint4 residuals[kSteps];  // all on their way at once
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    const int row = mine.first + i * kRowsPerStep;
-    residuals[i] = row < mine.end ? finish.residual(work, mine.tile_row(row), mine.col()) : uint4{};
-  }
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    const int row = mine.first + i * kRowsPerStep;
-    if (row >= mine.end) break;
-    *mine.own(row) = finish.complete(*mine.own(row), work, mine.tile_row(row), mine.col(), residuals[i]);
+  const auto residual = [&](int row) {
+    return row < mine.end ? finish.residual(work, mine.tile_row(row), mine.col()) : uint4{};
+  };
+  uint4 next = residual(mine.first);
+#pragma unroll 1
+  for (int row = mine.first; row < mine.end; row += kRowsPerStep) {
+    const uint4 current = next;
+    next = residual(row + kRowsPerStep);  // on its way while this row is worked on
+    *mine.own(row) = finish.complete(*mine.own(row), work, mine.tile_row(row), mine.col(), current);
   }
 }
 
@@ -198,9 +187,9 @@ template <int kAhead, class Finish>
 __device__ __forceinline__ void finish_chunk(const TileWork& work, const ChunkPart& mine,
                                              const Finish& finish) {
   if constexpr (Finish::kAdds) {
-    if (finish.adds()) return add_to_chunk<kAhead>(work, mine, finish);
+    if (finish.adds()) add_to_chunk<kAhead>(work, mine, finish);
   }
-  apply_to_chunk(work, mine, finish);
+  if (finish.has_epilogue()) apply_to_chunk(work, mine, finish);
 }
 
 // What a store warp needs to know about the output; constant over the launch.

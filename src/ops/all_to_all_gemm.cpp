@@ -1,17 +1,27 @@
+#include <algorithm>
 #include <numeric>
 #include <utility>
+#include <vector>
 
 #include "flashoverlap/operators.h"
 #include "ops/sliced_plans.h"
+#include "plan/arithmetic.h"
 
 namespace flashoverlap {
 namespace {
 
-ProductShape product_of_blocks(const HeadSlices& slices, const PlanOptions& options) {
+/// In all plans of the call: the sliced one takes each rank's columns in pieces.
+ProductShape product_of_blocks(const HeadSlices& slices, const BaselineOptions& baseline,
+                               const PlanOptions& options) {
   ProductShape product = ops::product_of_rows(slices, options);
-  product.use = TileUse::kReadsBlocks;
-  for (const std::int64_t begin : slice_begins(slices.columns, options.k, options.world_size))
-    product.block_columns = std::gcd(product.block_columns, begin);
+  const std::vector<std::int64_t> begins = slice_begins(slices.columns, options.k, options.world_size);
+  const std::int64_t pieces = std::max<std::int64_t>(1, baseline.num_slices);
+  for (std::size_t rank = 1; rank < begins.size(); ++rank) {
+    for (std::int64_t piece = 1; piece <= pieces; ++piece) {
+      product.block_columns =
+          std::gcd(product.block_columns, plan::share_begin(begins[rank] - begins[rank - 1], pieces, piece));
+    }
+  }
   return product;
 }
 
@@ -24,7 +34,7 @@ AllToAllGemm::AllToAllGemm(Context& context, const GemmOptions& options, const H
       .operation = "all-to-all-gemm",
       .slices = ops::to_text(slices, baseline),
       .cut = ops::cut_of(slices.columns),
-      .product = [&](const PlanOptions& chosen) { return product_of_blocks(slices, chosen); },
+      .product = [&](const PlanOptions& chosen) { return product_of_blocks(slices, baseline, chosen); },
       .overlap =
           [&](const PlanOptions& chosen, const SliceCut& cut) {
             ops::check_baseline(baseline);

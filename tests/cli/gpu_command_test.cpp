@@ -67,8 +67,14 @@ TEST(GpuCommand, WithoutADeviceThereIsOneLineThatSaysSo) {
         "run gemm-reduce-scatter --backend cuda --dtype bf16",
         "run gemm-reduce-scatter --method tail-free --backend cuda --dtype bf16",
         "run all-gather-gemm --backend cuda --dtype bf16 --ranks 4 --devices 0,0,0,0",
-        "run gemm-all-to-all-heads --backend cuda --dtype f16 --comm local", "profile --backend cuda",
+        "run gemm-all-to-all-heads --backend cuda --dtype f16 --comm local",
+        "run mlp-tpsp --backend cuda --dtype bf16 --devices 0,0 --sms-communication 24",
+        "run linear-dp --backend cuda --dtype f16 --comm local",
+        "run attention-tpsp --backend cuda --dtype bf16 --comm copy-engine --ranks 4",
+        "run attention-up --backend cuda --dtype bf16 --json", "profile --backend cuda",
         "profile --backend cuda --ranks 4 --devices 0,1,2,3 --comm local",
+        "run gemm-all-reduce --backend cuda --dtype bf16 --nccl-buffers symmetric",
+        "run moe-layer --backend cuda --dtype bf16 --nccl-buffers registered",
         "tune gemm-all-reduce --backend cuda --dtype bf16",
         "tune gemm-all-to-all --backend cuda --dtype f16 --comm copy-engine --measure 2"}) {
     const ProcessResult result = run(line);
@@ -83,16 +89,25 @@ TEST(GpuCommand, WithoutADeviceThereIsOneLineThatSaysSo) {
 }
 
 TEST(GpuCommand, OptionsOfGpusNeedThem) {
-  for (const std::string line :
-       {"run gemm-all-reduce", "run all-gather-gemm", "profile", "tune gemm-all-reduce"}) {
-    for (const auto& [option, value] :
-         {std::pair{"--devices", "0,1"}, {"--sms-communication", "8"}, {"--comm", "local"}}) {
+  for (const std::string line : {"run gemm-all-reduce", "run all-gather-gemm", "run mlp-tpsp",
+                                 "run attention-up", "profile", "tune gemm-all-reduce"}) {
+    for (const auto& [option, value] : {std::pair{"--devices", "0,1"},
+                                        {"--sms-communication", "8"},
+                                        {"--comm", "local"},
+                                        {"--nccl-buffers", "symmetric"}}) {
       const ProcessResult result = run(line + " " + option + " " + value);
       EXPECT_EQ(result.exit_code, 2) << line;
       EXPECT_NE(result.err.find(std::string(option) + ": is for GPUs; add --backend cuda"), std::string::npos)
           << line << ": " << result.err;
     }
   }
+  EXPECT_NE(run("run gemm-all-reduce --backend cuda --comm local --nccl-buffers symmetric")
+                .err.find("--nccl-buffers: is for NCCL; add --comm nccl"),
+            std::string::npos);
+  EXPECT_NE(run("profile --backend cuda --nccl-buffers symmetric").err.find("curves are of plain buffers"),
+            std::string::npos);
+  EXPECT_NE(run("tune gemm-all-reduce --backend cuda --nccl-buffers fast").err.find("fast"),
+            std::string::npos);
   EXPECT_NE(run("run all-gather-gemm --backend cuda --dtype bf16 --machine some.json")
                 .err.find("slices on GPUs are not chosen by simulation yet"),
             std::string::npos);
@@ -100,6 +115,19 @@ TEST(GpuCommand, OptionsOfGpusNeedThem) {
             std::string::npos);
   EXPECT_NE(run("run gemm-all-reduce --sms-communication 8,16 --backend cuda").err.find("'8,16'"),
             std::string::npos);
+}
+
+TEST(GpuCommand, GpusComputeNoFloat32) {
+  for (const std::string line : {"run gemm-all-reduce", "run all-gather-gemm", "run mlp-tpsp",
+                                 "run linear-dp", "run attention-tpsp", "run attention-up"}) {
+    const ProcessResult result = run(line + " --backend cuda");
+    EXPECT_EQ(result.exit_code, 2) << line;
+    EXPECT_EQ(result.out, "") << line;
+    const bool says_so =
+        result.err == "flashoverlap: --backend cuda computes bf16 and f16, not f32; add --dtype bf16\n" ||
+        result.err.find("--backend cuda: this build has no GPU executor") != std::string::npos;
+    EXPECT_TRUE(says_so) << line << ": " << result.err;
+  }
 }
 
 TEST(GpuCommand, TuneForAnotherMachinesGpusNeedsNone) {

@@ -223,8 +223,11 @@ TEST(SlicedCommand, LayersAreCheckedAgainstTheirWholeSelves) {
                                 "attention-tpsp --tokens 43 --heads 6 --head-size 5",
                                 "attention-up --tokens 40 --heads 5 --head-size 4"};
   for (const std::string& layer : layers) {
-    for (const char* how : {" --ranks 3 --link-gbps 0", " --ranks 2 --link-latency-us 1", " --ranks 1"}) {
+    for (const char* how : {" --ranks 3 --link-gbps 0", " --ranks 2 --link-latency-us 1", " --ranks 1",
+                            " --ranks 3 --dtype bf16", " --ranks 2 --dtype f16 --link-gbps 0"}) {
       const Json run = json_of("run " + layer + how + " --threads 1 --iterations 2");
+      EXPECT_EQ(run.at("backend"), "cpu");
+      EXPECT_EQ(run.at("machine"), "cpu backend, 1 compute thread per rank");
       EXPECT_EQ(run.at("layer"), layer.substr(0, layer.find(' ')));
       EXPECT_EQ(run.at("correct"), true) << run;
       EXPECT_EQ(run.at("equals_serial"), true) << run;
@@ -242,8 +245,8 @@ TEST(SlicedCommand, LayersAreCheckedAgainstTheirWholeSelves) {
   const auto table = run_command(
       words_of("run attention-up --tokens 40 --heads 4 --head-size 8 --ranks 3 --iterations 1"), {});
   EXPECT_EQ(table.exit_code, 0) << table.err;
-  for (const char* part : {"attention-up  tokens=40 heads=4 head-size=8, 3 ranks", "exposed communication",
-                           "correct on every rank", "same bits as serial"}) {
+  for (const char* part : {"attention-up  tokens=40 heads=4 head-size=8 f32, 3 ranks",
+                           "exposed communication", "correct on every rank", "same bits as serial"}) {
     EXPECT_NE(table.out.find(part), std::string::npos) << part << " in\n" << table.out;
   }
 }
@@ -254,6 +257,9 @@ TEST(SlicedCommand, BadOptionsSayWhatIsExpected) {
   expect_refused("run attention-tpsp --heads 6 --ranks 4",
                  "--heads: '6' is not accepted; expected a multiple of the 4 ranks");
   expect_refused("run attention-up --baseline-slices 2", "--baseline-slices: no such option");
+  expect_refused("run mlp-tpsp --dtype f64", "--dtype: 'f64' is not accepted; expected f32, bf16, f16");
+  expect_refused("run linear-dp --comm mpi",
+                 "--comm: 'mpi' is not accepted; expected nccl, local, copy-engine");
   expect_refused("run --ranks 2 attention-up",
                  "--ranks: stands before attention-up; its options belong behind it");
   expect_refused("run all-to-all-gemm --slices 1,2 -k 5 --ranks 2", "slice sizes 1,2 sum to 3; expected 5");

@@ -239,6 +239,7 @@ GPU_TEST(all_to_all_gemm_on_all_sms) {
   call.m = 8192;
   call.n = 2048;
   call.k = 128;
+  call.num_slices = 2;  // whose all-to-alls copy within a device, too
   group.run([&](Rank& rank) { FromHeadsCall(rank, call).run_and_check_all(); });
 }
 

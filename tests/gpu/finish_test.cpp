@@ -97,7 +97,8 @@ class FinishCase {
                         .received = received_.data(),
                         .offsets = static_cast<const std::int64_t*>(added_.data()),
                         .others = kRanks - 1,
-                        .lower = kOwn};
+                        .lower = kOwn,
+                        .epilogue = {}};
     return arguments;
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 
@@ -17,6 +18,10 @@ const char* name_of(CommunicatorKind kind) {
   switch (kind) {
     case CommunicatorKind::kNccl:
       return "nccl";
+    case CommunicatorKind::kNcclRegistered:
+      return "nccl-registered";
+    case CommunicatorKind::kNcclSymmetric:
+      return "nccl-symmetric";
     case CommunicatorKind::kLocal:
       return "local";
     case CommunicatorKind::kTwoStep:
@@ -93,6 +98,17 @@ std::string why_no_nccl(int world_size) {
   }
 }
 
+std::string why_no_buffers(int world_size, CommunicatorKind kind) {
+  if (const std::string why = why_no_nccl(world_size); !why.empty()) return why;
+  if (world_size < 2 || !has_devices_for(world_size)) return "each of several ranks needs a GPU of its own";
+  const cuda::NcclLibrary& library = cuda::nccl();
+  const bool is_new_enough = kind == CommunicatorKind::kNcclSymmetric
+                                 ? library.comm_window_register != nullptr
+                                 : library.comm_register != nullptr;
+  if (is_new_enough) return {};
+  return "NCCL " + cuda::nccl_version_text(library.version) + " has no " + name_of(kind) + " buffers";
+}
+
 GroupOptions few_sms(CommunicatorKind kind) {
   GroupOptions options;
   options.world_size = world_sizes().front();
@@ -105,8 +121,28 @@ std::vector<CommunicatorKind> kinds_for(int world_size) {
   std::vector<CommunicatorKind> kinds{CommunicatorKind::kLocal, CommunicatorKind::kTwoStep,
                                       CommunicatorKind::kCopyEngine};
   if (why_no_nccl(world_size).empty()) kinds.push_back(CommunicatorKind::kNccl);
+  for (const CommunicatorKind kind : {CommunicatorKind::kNcclRegistered, CommunicatorKind::kNcclSymmetric})
+    if (why_no_buffers(world_size, kind).empty()) kinds.push_back(kind);
   return kinds;
 }
+
+namespace {
+
+/// Nothing for the kinds without NCCL.
+std::optional<NcclBuffers> buffers_of(CommunicatorKind kind) {
+  switch (kind) {
+    case CommunicatorKind::kNccl:
+      return NcclBuffers::kPlain;
+    case CommunicatorKind::kNcclRegistered:
+      return NcclBuffers::kRegistered;
+    case CommunicatorKind::kNcclSymmetric:
+      return NcclBuffers::kSymmetric;
+    default:
+      return std::nullopt;
+  }
+}
+
+}  // namespace
 
 Group::Group(const GroupOptions& options) : options_(options) {
   place_ranks();
@@ -117,7 +153,7 @@ Group::Group(const GroupOptions& options) : options_(options) {
   } else {
     controls = make_in_process_communicators(options.world_size, {.link = {}, .timeout = options.timeout});
   }
-  if (options.kind != CommunicatorKind::kNccl) locals = make_locals();
+  if (!buffers_of(options.kind)) locals = make_locals();
   run([&](Rank& rank) { connect(rank, controls, locals); });
 }
 
@@ -179,10 +215,11 @@ void Group::place_ranks() {
 void Group::connect(Rank& rank, const std::vector<std::shared_ptr<Communicator>>& controls,
                     const std::vector<std::shared_ptr<Communicator>>& locals) const {
   const auto index = static_cast<std::size_t>(rank.rank);
-  if (options_.kind == CommunicatorKind::kNccl) {
+  if (const std::optional<NcclBuffers> buffers = buffers_of(options_.kind)) {
     rank.communicator = make_nccl_communicator(controls[index], {.device = rank.options.device,
                                                                  .max_ctas = options_.limits_nccl ? ctas_ : 0,
-                                                                 .timeout = options_.timeout});
+                                                                 .timeout = options_.timeout,
+                                                                 .buffers = *buffers});
   } else {
     rank.communicator = locals[index];
   }

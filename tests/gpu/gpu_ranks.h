@@ -13,9 +13,10 @@
 
 namespace flashoverlap::gpu_test {
 
-/// kTwoStep: kLocal whose copies are the copy engine's. kCopyEngine: the same, and partial sums are added by
-/// the restore kernel, so that nothing takes an SM.
-enum class CommunicatorKind { kNccl, kLocal, kTwoStep, kCopyEngine };
+/// kNcclRegistered, kNcclSymmetric: kNccl with these NcclBuffers. kTwoStep: kLocal whose copies are the copy
+/// engine's. kCopyEngine: the same, and partial sums are added by the restore kernel, so that nothing takes
+/// an SM.
+enum class CommunicatorKind { kNccl, kNcclRegistered, kNcclSymmetric, kLocal, kTwoStep, kCopyEngine };
 const char* name_of(CommunicatorKind kind);
 
 /// Where ranks run from now on. Neither called: all on device 0.
@@ -34,6 +35,8 @@ std::vector<int> world_sizes();
 
 /// Why NCCL cannot be used for `world_size` ranks here; empty: it can.
 std::string why_no_nccl(int world_size);
+/// The same of kNcclRegistered or kNcclSymmetric; or why they are no other than kNccl.
+std::string why_no_buffers(int world_size, CommunicatorKind kind);
 /// Those of the kinds that work here for `world_size` ranks.
 std::vector<CommunicatorKind> kinds_for(int world_size);
 
