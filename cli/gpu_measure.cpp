@@ -19,13 +19,29 @@ cudaStream_t native(Stream& stream) {
   return static_cast<cudaStream_t>(native_handle(stream));
 }
 
+std::size_t bytes_of(const std::vector<float>& values) {
+  return values.size() * sizeof(float);
+}
+
+template <class Values>
+cuda::DeviceBuffer copy_of(int device, const Values& values) {
+  cuda::DeviceBuffer buffer(device, static_cast<std::int64_t>(bytes_of(values)),
+                            "a matrix of flashoverlap run");
+  write_to(device, buffer, values);
+  return buffer;
+}
+
+void read_bytes(const cuda::DeviceBuffer& from, void* to, std::size_t bytes, Stream& stream) {
+  stream.synchronize();
+  if (bytes == 0) return;
+  FLASHOVERLAP_CUDA_CHECK(cudaMemcpyAsync(to, from.data(), bytes, cudaMemcpyDeviceToHost, native(stream)));
+  stream.synchronize();
+}
+
 }  // namespace
 
 cuda::DeviceBuffer on_device(int device, const Matrix& matrix) {
-  cuda::DeviceBuffer buffer(device, static_cast<std::int64_t>(bytes_of(matrix)),
-                            "a matrix of flashoverlap run");
-  write_to(device, buffer, matrix);
-  return buffer;
+  return copy_of(device, matrix);
 }
 
 void write_to(int device, cuda::DeviceBuffer& to, const Matrix& matrix) {
@@ -33,11 +49,19 @@ void write_to(int device, cuda::DeviceBuffer& to, const Matrix& matrix) {
 }
 
 void read_from(const cuda::DeviceBuffer& from, Matrix& matrix, Stream& stream) {
-  stream.synchronize();
-  if (bytes_of(matrix) == 0) return;
-  FLASHOVERLAP_CUDA_CHECK(
-      cudaMemcpyAsync(matrix.data(), from.data(), bytes_of(matrix), cudaMemcpyDeviceToHost, native(stream)));
-  stream.synchronize();
+  read_bytes(from, matrix.data(), bytes_of(matrix), stream);
+}
+
+cuda::DeviceBuffer on_device(int device, const std::vector<float>& values) {
+  return copy_of(device, values);
+}
+
+void write_to(int device, cuda::DeviceBuffer& to, const std::vector<float>& values) {
+  cuda::upload(device, to.data(), values.data(), bytes_of(values));
+}
+
+void read_from(const cuda::DeviceBuffer& from, std::vector<float>& values, Stream& stream) {
+  read_bytes(from, values.data(), bytes_of(values), stream);
 }
 
 double BatchTimer::time_us(Communicator& communicator, Stream& stream, int calls,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "cuda/device.h"
 #include "flashoverlap/communicator.h"
@@ -15,6 +16,10 @@ namespace flashoverlap::cli {
 void write_to(int device, cuda::DeviceBuffer& to, const Matrix& matrix);
 /// Reads `matrix` from its copy, behind all that is in `stream`.
 void read_from(const cuda::DeviceBuffer& from, Matrix& matrix, Stream& stream);
+
+[[nodiscard]] cuda::DeviceBuffer on_device(int device, const std::vector<float>& values);
+void write_to(int device, cuda::DeviceBuffer& to, const std::vector<float>& values);
+void read_from(const cuda::DeviceBuffer& from, std::vector<float>& values, Stream& stream);
 
 /// Times batches of calls in a stream of the device that is current where it is made.
 class BatchTimer {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "gpu_run.h"
@@ -9,20 +10,28 @@
 /// `flashoverlap run moe-layer --backend cuda`.
 namespace flashoverlap::cli {
 
-/// Times are medians of whole forwards of the slowest rank, the exchange of counts on the host included.
-struct GpuMoeResult {
-  std::string communicator;
+/// Forward or backward: medians of whole calls of the slowest rank, the meeting of the ranks on the host
+/// included.
+struct GpuMoePass {
   double serial_us = 0;
   double overlap_us = 0;
   double speedup = 0;  ///< Median over pairs of calls that follow each other.
-  double error = 0;    ///< Largest relative error of the tokens checked.
+};
+
+struct GpuMoeResult {
+  std::string communicator;
+  GpuMoePass forward;
+  std::optional<GpuMoePass> backward;
+  double error = 0;  ///< Largest relative error of the tokens checked.
   std::int64_t checked = 0;
+  double gradient_error = 0;  ///< Likewise, of gradients.
+  std::int64_t gradients_checked = 0;
   bool equals_serial = true;
   MoeWaste waste;  ///< Of all ranks.
   std::int64_t dropped_rows = 0;
 };
 
-/// Forward only. Error(kUnsupported) in a build without CUDA, where there is no device, and for what layers
+/// Error(kUnsupported) in a build without CUDA, where there is no device, and for what layers
 /// on GPUs cannot do yet, naming the option.
 GpuMoeResult measure_moe_on_gpus(MoeRun& run, const GpuOptions& gpu);
 

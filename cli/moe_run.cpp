@@ -35,6 +35,12 @@ bool is_correct(const MoeRun& run, const MoeResult& result) {
          (result.equals_serial || !result.same_bits_expected);
 }
 
+bool is_correct(const MoeRun& run, const GpuMoeResult& result) {
+  const DType dtype = parse_dtype(run.problem.dtype);
+  return result.error <= moe_error_limit(dtype) && result.gradient_error <= moe_gradient_error_limit(dtype) &&
+         result.equals_serial;
+}
+
 std::string_view name_of_way(Method method) {
   return method == Method::kSerial ? "serial" : "overlapped";
 }
@@ -53,7 +59,9 @@ const char* bits_text(bool equals_serial) {
   return equals_serial ? "bit for bit the serial result" : "not bit for bit the serial result";
 }
 
-std::string check_text(const MoeRun& run, const MoeResult& r) {
+/// Of one layer on CPUs or GPUs.
+template <class Result>
+std::string check_text(const MoeRun& run, const Result& r) {
   const DType dtype = parse_dtype(run.problem.dtype);
   std::string text =
       fmt::format("{}: largest relative error {:.3g} (limit {:.3g}) in {} tokens, ",
@@ -146,6 +154,10 @@ Json json_of(const MoePass& pass) {
           {"other_work_us", pass.work_us}};
 }
 
+Json json_of(const GpuMoePass& pass) {
+  return {{"serial_us", pass.serial_us}, {"overlap_us", pass.overlap_us}, {"speedup", pass.speedup}};
+}
+
 Json json_of(const MoeProblem& p) {
   return {
       {"ranks", p.ranks},     {"tokens", p.tokens}, {"hidden", p.hidden},   {"intermediate", p.intermediate},
@@ -188,35 +200,35 @@ void print_as_json(const MoeRun& run, const MoeResult& r) {
   print_json(json);
 }
 
-bool is_correct(const MoeRun& run, const GpuMoeResult& result) {
-  return result.error <= moe_error_limit(parse_dtype(run.problem.dtype)) && result.equals_serial;
-}
-
 void print_table(const MoeRun& run, const GpuMoeResult& r) {
-  const double limit = moe_error_limit(parse_dtype(run.problem.dtype));
-  fmt::print("{}",
-             to_table({
-                 {"operator", text_of(run.problem)},
-                 {"backend", fmt::format("cuda, {}", r.communicator)},
-                 {"", ""},
-                 {"serial", text_of_us(r.serial_us)},
-                 {"overlapped", text_of_us(r.overlap_us)},
-                 {"speed-up", fmt::format("{:.3f}x", r.speedup)},
-                 {"wasted rows", fmt::format("{} of {} computed if all tiles cost the same",
-                                             r.waste.wasted_rows(), r.waste.computed_rows)},
-                 {"dropped rows", std::to_string(r.dropped_rows)},
-                 {"check", fmt::format("{}: largest relative error {:.3g} (limit {:.3g}) in {} tokens, {}",
-                                       is_correct(run, r) ? "OK" : "WRONG", r.error, limit, r.checked,
-                                       bits_text(r.equals_serial))},
-             }));
+  Rows rows = {
+      {"operator", text_of(run.problem)},
+      {"backend", fmt::format("cuda, {}", r.communicator)},
+      {"", ""},
+      {"serial", text_of_us(r.forward.serial_us)},
+      {"overlapped", text_of_us(r.forward.overlap_us)},
+      {"speed-up", fmt::format("{:.3f}x", r.forward.speedup)},
+  };
+  if (r.backward) {
+    rows.insert(rows.end(), {{"", ""},
+                             {"backward", "serial " + text_of_us(r.backward->serial_us)},
+                             {"overlapped", text_of_us(r.backward->overlap_us)},
+                             {"speed-up", fmt::format("{:.3f}x", r.backward->speedup)},
+                             {"", ""}});
+  }
+  rows.insert(rows.end(), {{"wasted rows", fmt::format("{} of {} computed if all tiles cost the same",
+                                                       r.waste.wasted_rows(), r.waste.computed_rows)},
+                           {"dropped rows", std::to_string(r.dropped_rows)},
+                           {"check", check_text(run, r)}});
+  fmt::print("{}", to_table(rows));
 }
 
 void print_as_json(const MoeRun& run, const GpuMoeResult& r) {
   Json json = {{"operator", "moe-layer"}, {"backend", "cuda"}, {"communicator", r.communicator}};
   json.update(json_of(run.problem));
-  json.update({{"serial_us", r.serial_us},
-               {"overlap_us", r.overlap_us},
-               {"speedup", r.speedup},
+  json.update(json_of(r.forward));
+  json.update({{"backward", r.backward ? json_of(*r.backward) : Json()},
+               {"max_relative_gradient_error", r.backward ? Json(r.gradient_error) : Json()},
                {"wasted_rows", r.waste.wasted_rows()},
                {"dropped_rows", r.dropped_rows},
                {"max_relative_error", r.error},
