@@ -1,5 +1,10 @@
 // Memory that an NCCL communicator has registered: what the executor's transfers move.
 #include <algorithm>
+#include <chrono>
+#include <future>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "comm/run_on_all.h"
 #include "core/fail.h"
@@ -84,7 +89,10 @@ void NcclCommunicator::reserve(std::shared_ptr<const DeviceBuffer>& held, std::i
     if (block.handle != nullptr) deregister(block);
     throw;
   }
-  registered_.push_back(block);
+  {
+    const std::scoped_lock lock(registered_mutex_);
+    registered_.push_back(block);
+  }
   // NCCL opens what is registered in the first call that uses it, and that must not be one behind a stream
   // that waits.
   call_every_kind(block.memory->data(), kWarmUpCount);
@@ -97,13 +105,18 @@ void NcclCommunicator::release_unused() {
   std::string unused;
   for (const Registered& block : registered_) unused += block.memory.use_count() == 1 ? '1' : '0';
   const std::vector<std::string> all = exchange(unused, kLabel);
-  std::size_t index = 0;
-  std::erase_if(registered_, [&](const Registered& block) {
-    const std::size_t at = index++;
-    if (std::ranges::any_of(all, [&](const std::string& rank) { return rank[at] == '0'; })) return false;
-    deregister(block);
-    return true;
-  });
+  std::vector<Registered> released;
+  {
+    const std::scoped_lock lock(registered_mutex_);
+    std::size_t index = 0;
+    std::erase_if(registered_, [&](const Registered& block) {
+      const std::size_t at = index++;
+      if (std::ranges::any_of(all, [&](const std::string& rank) { return rank[at] == '0'; })) return false;
+      released.push_back(block);
+      return true;
+    });
+  }
+  for (const Registered& block : released) deregister(block);
 }
 
 void NcclCommunicator::register_memory(Registered& block) {
@@ -133,6 +146,29 @@ void NcclCommunicator::deregister(const Registered& block) {
     (void)nccl().comm_deregister(comm_, block.handle);
   } else {
     (void)nccl().comm_window_deregister(comm_, block.handle);
+  }
+}
+
+// ncclCommAbort ends what is on the device at once, but gives back windows together with the other ranks,
+// some of which may be gone, and so may never return. What it works on then is never freed.
+void NcclCommunicator::abort_with_registered() noexcept {
+  constexpr std::chrono::seconds kPatience{2};
+  try {
+    const auto kept = std::make_shared<std::vector<Registered>>();
+    {
+      const std::scoped_lock lock(registered_mutex_);
+      kept->swap(registered_);
+    }
+    const auto ended = std::make_shared<std::promise<void>>();
+    std::future<void> end = ended->get_future();
+    std::thread([comm = comm_, kept, ended] {
+      (void)nccl().comm_abort(comm);
+      ended->set_value();
+      kept->clear();
+    }).detach();
+    (void)end.wait_for(kPatience);
+  } catch (...) {  // no memory, or no thread: the abort matters more
+    (void)nccl().comm_abort(comm_);
   }
 }
 

@@ -252,13 +252,21 @@ std::optional<Failure> NcclCommunicator::async_error() {
                  fmt::format("nccl on rank {} of {}: {}", rank_, size_, nccl().error_string(state))};
 }
 
+void NcclCommunicator::abort_comm() noexcept {
+  if (buffers() == NcclBuffers::kPlain) {
+    (void)nccl().comm_abort(comm_);
+  } else {
+    abort_with_registered();
+  }
+}
+
 void NcclCommunicator::fail_with(const Failure& failure) noexcept {
   board_->set(failure);
   if (aborted_.exchange(true)) return;
   std::unique_lock lock(mutex_, std::defer_lock);
   // Whoever holds the lock longer than this hangs inside NCCL, and the abort is what frees it.
   for (int i = 0; i < 100 && !lock.try_lock(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (comm_ != nullptr) (void)nccl().comm_abort(comm_);
+  if (comm_ != nullptr) abort_comm();
   control_->abort(failure.reason);
 }
 

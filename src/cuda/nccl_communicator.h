@@ -85,6 +85,8 @@ class NcclCommunicator final : public Communicator {
   void release_unused();
   void register_memory(Registered& block);
   void deregister(const Registered& block);
+  void abort_comm() noexcept;
+  void abort_with_registered() noexcept;
   void close();
   void fail_with(const Failure& failure) noexcept;
   std::optional<Failure> async_error();
@@ -116,6 +118,7 @@ class NcclCommunicator final : public Communicator {
   std::atomic<bool> aborted_{false};
   DeviceBuffer barrier_word_;
   std::vector<Registered> registered_;  // in the order of registration, the same on every rank
+  std::mutex registered_mutex_;         // against the watchdog, which empties it when it aborts
   std::shared_ptr<FailureBoard> board_;
   std::unique_ptr<Watchdog> watchdog_;
 };
