@@ -24,7 +24,9 @@ std::size_t as_index(std::int64_t value) {
 }
 
 // Into how many strips of rows the columns that arrive of A are cut: tiles of a strip go on once it is there.
-constexpr std::int64_t kStripsOfBlocks = 8;
+// On two H200s 1, 2, 4, 8 and 16 took 405, 391, 388, 402 and 402 us (docs/gpu-cluster.md): with few the first
+// strip comes late, with many the tiles that are computed at a time share less of A and B.
+constexpr std::int64_t kStripsOfBlocks = 4;
 
 // A plan that overlaps nothing: one group, and one transfer behind it. A rank that has no message of its own
 // must still take part where others have some.
