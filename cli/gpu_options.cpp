@@ -55,7 +55,7 @@ void add_gpu_options(CLI::App& app, const std::shared_ptr<GpuOptions>& options, 
       ->default_str("nccl");
   add_choice(app, "--nccl-buffers", options->nccl_buffers, {"plain", "registered", "symmetric"},
              "With --comm nccl: what NCCL knows of the memory that partial sums are taken in and\n"
-             "results received in; registered needs NCCL 2.19, symmetric 2.27, both a device a rank")
+             "results received in; registered and symmetric need NCCL 2.30.7 and a device a rank")
       ->default_str("plain");
   app.add_option_function<std::string>(
          "--devices",

@@ -25,10 +25,10 @@ class SmPartition;
 /// plans of one group use; and where a plan sends from one to the other, its workspace is plain.
 enum class NcclBuffers {
   kPlain,  ///< Nothing.
-  /// ncclCommRegister (NCCL >= 2.19): all-to-alls copy straight from one rank's memory into another's. Sums
+  /// ncclCommRegister: all-to-alls copy straight from one rank's memory into another's. Sums
   /// in place, as the executor's are, gain nothing.
   kRegistered,
-  /// Windows of ncclCommWindowRegister (NCCL >= 2.27), with NCCL_WIN_COLL_SYMMETRIC: for all-reduces and
+  /// Windows of ncclCommWindowRegister, with NCCL_WIN_COLL_SYMMETRIC: for all-reduces and
   /// reduce-scatters NCCL has kernels that need fewer SMs; all-to-alls as with kRegistered. Where it can map
   /// the memory of all GPUs of a host into one another's address space.
   kSymmetric,
@@ -42,7 +42,7 @@ struct NcclOptions {
   /// plans in every call) the ranks agree on the host on how much memory it takes. Where that is more than
   /// before, they register new memory, for which the call waits for those before it, and which is not given
   /// back before the next such call. That first call cannot be captured in a CUDA graph. Not for ranks that
-  /// share a GPU, nor for an older NCCL: Error(kUnsupported). One rank alone has kPlain.
+  /// share a GPU, nor for an NCCL older than 2.30.7: Error(kUnsupported). One rank alone has kPlain.
   NcclBuffers buffers = NcclBuffers::kPlain;
 };
 

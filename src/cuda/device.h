@@ -47,7 +47,7 @@ class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   /// Throws Error(kOutOfMemory) naming the bytes asked for, the bytes free and `purpose`. kNccl is for where
-  /// NCCL is known to have it (kNcclRegisterVersion).
+  /// NCCL is known to have it (kNcclBuffersVersion).
   DeviceBuffer(int device, std::int64_t bytes, std::string_view purpose,
                DeviceMemory kind = DeviceMemory::kStreamOrdered);
   ~DeviceBuffer();

@@ -67,6 +67,7 @@ NcclLibrary load() {
   find_optional(library, found.comm_deregister, "ncclCommDeregister");
   find_optional(library, found.comm_window_register, "ncclCommWindowRegister");
   find_optional(library, found.comm_window_deregister, "ncclCommWindowDeregister");
+  find_optional(library, found.comm_revoke, "ncclCommRevoke");
   return found;
 }
 

@@ -42,15 +42,16 @@ struct NcclLibrary {
   ncclResult_t (*comm_window_register)(ncclComm_t comm, void* memory, std::size_t bytes, NcclWindow* window,
                                        int flags) = nullptr;  // 2.27, as the next one
   ncclResult_t (*comm_window_deregister)(ncclComm_t comm, NcclWindow window) = nullptr;
+  ncclResult_t (*comm_revoke)(ncclComm_t comm, int flags) = nullptr;  // ends what is on the device, no more
   int version = 0;   ///< As ncclGetVersion gives it: 23007 is 2.30.7.
   std::string path;  ///< What was loaded.
 };
 
 /// Version 2.30.7: from here on several ranks may share a GPU.
 constexpr int kNcclSharedGpuVersion = 23'007;
-/// From here on memory can be registered (comm_register), and opened as a window (comm_window_register).
-constexpr int kNcclRegisterVersion = 21'901;
-constexpr int kNcclWindowVersion = 22'703;
+/// From here on memory can be registered (2.19), opened as a window (2.27), and a communicator that knows such
+/// memory be ended when a rank has gone (comm_revoke; the first version seen to have it).
+constexpr int kNcclBuffersVersion = 23'007;
 
 /// Loads FLASHOVERLAP_NCCL_LIBRARY if set, otherwise libnccl.so.2 from where the loader looks. Before that
 /// sets, unless the environment has them already: NCCL_RUNTIME_CONNECT=0 (connections made inside a later

@@ -95,9 +95,11 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
 
 void PreparedCudaPlan::make_tables(const GateTables& gates) {
   waits_for_all_ = gates.waits_for_all;
+  // Only pingpong kernels multiply one tile while another's epilogue is applied: see fuses_epilogue.
+  const bool hides_epilogues = !variants_.empty() && variants_.front()->walk > 1;
   const bool has_own_kernel = is_gated() || !plan_.input_blocks.empty();
-  fuses_epilogues_ =
-      has_own_kernel && plan_.restore.bands.empty() && !transfers_output_ && plan_.grid.k() > 0;
+  fuses_epilogues_ = hides_epilogues && has_own_kernel && plan_.restore.bands.empty() && !transfers_output_ &&
+                     plan_.grid.k() > 0;
   finish_ = upload_gates(device_, gates.finish);
   added_ = upload_gates(device_, gates.added);
   for (const SignalGemmVariant* variant : variants_) {
@@ -121,6 +123,16 @@ void PreparedCudaPlan::make_tables(const GateTables& gates) {
             .plan = std::make_unique<DevicePlan>(device_, plan_, *variant, begun),
             .start = has_start ? upload_gates(device_, start_with_begun(gates, begun)) : DeviceBuffer()}));
   }
+}
+
+// Where it is quicker than a pass over the output behind the GEMM. Measured (docs/gpu-measurements.md): in
+// pingpong kernels it is, but for an activation with an exponential over few columns, which takes longer than
+// the other tile's products; in cooperative kernels it never is.
+bool PreparedCudaPlan::fuses_epilogue(const Epilogue& epilogue) const {
+  constexpr std::int64_t kColumnsOfExponential = 4096;
+  const bool is_cheap = epilogue.activation == Activation::kNone || epilogue.activation == Activation::kRelu;
+  return fuses_epilogues_ && epilogue.rms_norm_weight == nullptr &&
+         (is_cheap || plan_.grid.k() >= kColumnsOfExponential);
 }
 
 // One turn of all units where there are more tiles than that: while it lasts, the first strip of the others'

@@ -81,9 +81,7 @@ class PreparedCudaPlan {
   /// Whether the whole GEMM waits for all transfers.
   [[nodiscard]] bool waits_for_all() const { return waits_for_all_; }
   /// Whether the GEMM itself applies this epilogue to its tiles.
-  [[nodiscard]] bool fuses_epilogue(const Epilogue& epilogue) const {
-    return fuses_epilogues_ && epilogue.rms_norm_weight == nullptr;
-  }
+  [[nodiscard]] bool fuses_epilogue(const Epilogue& epilogue) const;
 
   /// How a launch differs from others on the same matrices.
   enum class Launch { kRun, kGated, kPlain };

@@ -102,10 +102,7 @@ std::string why_no_buffers(int world_size, CommunicatorKind kind) {
   if (const std::string why = why_no_nccl(world_size); !why.empty()) return why;
   if (world_size < 2 || !has_devices_for(world_size)) return "each of several ranks needs a GPU of its own";
   const cuda::NcclLibrary& library = cuda::nccl();
-  const bool is_new_enough = kind == CommunicatorKind::kNcclSymmetric
-                                 ? library.comm_window_register != nullptr
-                                 : library.comm_register != nullptr;
-  if (is_new_enough) return {};
+  if (library.comm_revoke != nullptr) return {};
   return "NCCL " + cuda::nccl_version_text(library.version) + " has no " + name_of(kind) + " buffers";
 }
 

@@ -232,10 +232,8 @@ GPU_TEST(registered_buffers_that_are_refused) {
     const bool is_window = kind == CommunicatorKind::kNcclSymmetric;
     const NcclBuffers buffers = is_window ? NcclBuffers::kSymmetric : NcclBuffers::kRegistered;
     const cuda::NcclLibrary& library = cuda::nccl();
-    const bool is_old =
-        is_window ? library.comm_window_register == nullptr : library.comm_register == nullptr;
-    const std::string needed = is_window ? "buffers need NCCL 2.27.3" : "buffers need NCCL 2.19.1";
-    expect_all(errors_of({0, 0}, {buffers, buffers}), is_old ? needed : "share the GPU");
+    const bool is_old = library.comm_revoke == nullptr;
+    expect_all(errors_of({0, 0}, {buffers, buffers}), is_old ? "buffers need NCCL 2.30.7" : "share the GPU");
     if (is_old) continue;
     expect_all(errors_of({0, 0}, {NcclBuffers::kPlain, buffers}), "NcclOptions::buffers is plain on rank 0");
     // Alone there is nothing to register.
