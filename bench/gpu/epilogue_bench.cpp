@@ -116,7 +116,7 @@ void measure(const fo::cuda::SignalGemmVariant& variant, const Matrices& m, int 
       arguments.gates.arrivals = static_cast<const std::uint32_t*>(arrivals.data());
     }
     if (!c.is_pass) arguments.finish.epilogue = c.epilogue;
-    arguments.finish.has_epilogue = !is_plain(arguments.finish.epilogue);
+    arguments.finish.has_epilogue = !fo::cuda::is_plain(arguments.finish.epilogue);
     gemms.push_back(variant.prepare(arguments));
     launches.push_back([&c, &m, gemm = gemms.back().get()](cudaStream_t stream) {
       gemm->launch(stream);
