@@ -49,8 +49,8 @@ struct NcclLibrary {
 
 /// Version 2.30.7: from here on several ranks may share a GPU.
 constexpr int kNcclSharedGpuVersion = 23'007;
-/// From here on memory can be registered (2.19), opened as a window (2.27), and a communicator that knows such
-/// memory be ended when a rank has gone (comm_revoke; the first version seen to have it).
+/// From here on memory can be registered (2.19), opened as a window (2.27), and a communicator that knows
+/// such memory be ended when a rank has gone (comm_revoke; the first version seen to have it).
 constexpr int kNcclBuffersVersion = 23'007;
 
 /// Loads FLASHOVERLAP_NCCL_LIBRARY if set, otherwise libnccl.so.2 from where the loader looks. Before that

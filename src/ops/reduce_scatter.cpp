@@ -29,8 +29,8 @@ struct ResolvedCall {
   bool is_cut_chosen = false;
 };
 
-/// Not where executors suggest plans (GPUs): there neither way was quicker in all cases (within 4 % on two and
-/// four H200s, docs/gpu-cluster.md), and tuned partitions are of signals.
+/// Not where executors suggest plans (GPUs): there neither way was quicker in all cases (within 4 % on two
+/// and four H200s, docs/gpu-cluster.md), and tuned partitions are of signals.
 bool tail_free_applies(const Context& context, const GemmOptions& options) {
   return !ops::has_suggestion(context, options) && options.partition.empty() &&
          context.communicator().size() <= kMostTailFreeRanks;

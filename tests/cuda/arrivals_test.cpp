@@ -296,9 +296,8 @@ TEST_F(ArrivalsTest, SerialPlansWaitForAll) {
        })) {
     EXPECT_TRUE(gate_tables(plan, transfer_steps(plan)).waits_for_all);
   }
-  for (const OverlapPlan& plan : plans_of(shape(3, 96, 48, 24), [](const PlanOptions& own) {
-         return plan_all_gather_gemm(own, {});
-       })) {
+  for (const OverlapPlan& plan :
+       plans_of(shape(3, 96, 48, 24), [](const PlanOptions& own) { return plan_all_gather_gemm(own, {}); })) {
     EXPECT_FALSE(gate_tables(plan, transfer_steps(plan)).waits_for_all);
   }
 }

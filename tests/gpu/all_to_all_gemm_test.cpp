@@ -127,8 +127,8 @@ class FromHeadsCall {
         GPU_EXPECT(sums[i] == static_cast<float>(expected), call_.text() << ": residual_out at " << i);
       }
       GPU_EXPECT(got[i] == static_cast<float>(expected),
-                 call_.text() << ", method " << static_cast<int>(method) << ", rank " << rank_.rank << ": out["
-                              << static_cast<std::int64_t>(i) / call_.n << ", "
+                 call_.text() << ", method " << static_cast<int>(method) << ", rank " << rank_.rank
+                              << ": out[" << static_cast<std::int64_t>(i) / call_.n << ", "
                               << static_cast<std::int64_t>(i) % call_.n << "] is " << got[i] << ", expected "
                               << expected);
     }
