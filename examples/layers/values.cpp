@@ -46,7 +46,7 @@ SharedValues share_random(std::int64_t rows, std::int64_t cols, float scale, DTy
   if (SharedValues found = slot.values.lock()) return found;
   Values values = make_random(rows, cols, scale, seed, number);
   round_to(dtype, values);
-  const auto made = std::make_shared<const Values>(std::move(values));
+  SharedValues made = std::make_shared<const Values>(std::move(values));
   slot.values = made;
   return made;
 }

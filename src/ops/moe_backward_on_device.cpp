@@ -54,12 +54,12 @@ class MoeLayer::State::BackwardOnDevice {
   }
 
   void run(Timeline* timeline) {
-    MoeDevice& device = *s_.device;
+    MoeDevice& passes = *s_.device;
     // D = A · B^T, so gradients by A need the weights the other way round.
-    device.transpose(on_.weights.down, s_.count, hidden_, intermediate_, transposed_down_, stream_);
-    device.gather(on_.out_gradient, on_.ldg, hidden_, dtype_, true, gradient_rows_, stream_);
-    device.follow(side_, stream_);
-    device.transpose(on_.weights.up, s_.count, middle_, hidden_, transposed_up_, side_);
+    passes.transpose(on_.weights.down, s_.count, hidden_, intermediate_, transposed_down_, stream_);
+    passes.gather(on_.out_gradient, on_.ldg, hidden_, dtype_, true, gradient_rows_, stream_);
+    passes.follow(side_, stream_);
+    passes.transpose(on_.weights.up, s_.count, middle_, hidden_, transposed_up_, side_);
     s_.run_on_device(*s_.backward_plans.dispatch,
                      {.a = gradient_rows_,
                       .lda = hidden_,
@@ -67,33 +67,33 @@ class MoeLayer::State::BackwardOnDevice {
                       .out = activated_gradient_,
                       .ldo = intermediate_},
                      stream_, timeline);
-    device.follow(stream_, side_);
-    device.activate_backward(kept(Buffer::kHidden), activated_gradient_, s_.call->layout.rows, intermediate_,
+    passes.follow(stream_, side_);
+    passes.activate_backward(kept(Buffer::kHidden), activated_gradient_, s_.call->layout.rows, intermediate_,
                              s_.options.activation, s_.options.gated, dtype_, hidden_gradient_, stream_);
-    device.follow(side_, stream_);
+    passes.follow(side_, stream_);
     s_.run_on_device(
         s_.combine_of(s_.backward_plans),
         {.a = hidden_gradient_, .lda = middle_, .b = transposed_up_, .out = result_gradient_, .ldo = hidden_},
         stream_, timeline);
-    device.reduce(result_gradient_, hidden_, dtype_, false, on_.gradients.input, on_.gradients.input_ld,
+    passes.reduce(result_gradient_, hidden_, dtype_, false, on_.gradients.input, on_.gradients.input_ld,
                   stream_);
-    // Last on the host: other ranks wait for what is above, and the first product may wait for the device.
+    // Last on the host: other ranks wait for what is above, and the first product may wait for the passes.
     compute_weight_gradients();
-    device.follow(stream_, side_);
-    device.end(stream_);
+    passes.follow(stream_, side_);
+    passes.end(stream_);
   }
 
  private:
   using Buffer = MoeDevice::Buffer;
 
   void reserve(std::int64_t product_rows) {
-    const std::int64_t rows = s_.call->layout.rows;
+    const std::int64_t expert_rows = s_.call->layout.rows;
     const auto get = [&](Buffer buffer, std::int64_t elements) {
       return s_.reserve_on_device(buffer, elements, stream_);
     };
     gradient_rows_ = get(Buffer::kGradientRows, s_.call->places.num_rows * hidden_);
-    activated_gradient_ = get(Buffer::kActivatedGradient, rows * intermediate_);
-    hidden_gradient_ = get(Buffer::kHiddenGradient, rows * middle_);
+    activated_gradient_ = get(Buffer::kActivatedGradient, expert_rows * intermediate_);
+    hidden_gradient_ = get(Buffer::kHiddenGradient, expert_rows * middle_);
     result_gradient_ = get(Buffer::kResultGradient, s_.call->layout.send_rows * hidden_);
     transposed_up_ = get(Buffer::kTransposedUp, s_.count * middle_ * hidden_);
     transposed_down_ = get(Buffer::kTransposedDown, s_.count * intermediate_ * hidden_);
