@@ -148,6 +148,10 @@ const PreparedCudaPlan::VariantTables& PreparedCudaPlan::tables_of(const SignalG
   return *std::ranges::find(tables_, &variant, [](const auto& entry) { return entry.first; })->second;
 }
 
+std::int64_t PreparedCudaPlan::dense_bytes() const {
+  return transfers_output_ ? aligned(plan_.output_rows * plan_.output_cols * size_of(plan_.dtype)) : 0;
+}
+
 std::int64_t PreparedCudaPlan::begun_bytes() const {
   std::int64_t most = 0;
   for (const auto& [variant, tables] : tables_) most = std::max(most, tables->begun);
@@ -157,10 +161,9 @@ std::int64_t PreparedCudaPlan::begun_bytes() const {
 std::int64_t PreparedCudaPlan::workspace_bytes() const {
   const std::int64_t size = size_of(plan_.dtype);
   if (serial_ != nullptr) return aligned(serial_->scratch_size() * size);
-  const std::int64_t dense = transfers_output_ ? aligned(plan_.output_rows * plan_.output_cols * size) : 0;
   const std::int64_t packed_buffers = sums_in_restore_ ? plan_.world_size : 1;
-  return aligned(plan_.packed_size * size) * packed_buffers + aligned(plan_.received_size * size) + dense +
-         begun_bytes();
+  return aligned(plan_.packed_size * size) * packed_buffers + aligned(plan_.received_size * size) +
+         dense_bytes() + begun_bytes();
 }
 
 void* PreparedCudaPlan::packed() const {
@@ -176,9 +179,7 @@ void* PreparedCudaPlan::dense_output() const {
 }
 
 void* PreparedCudaPlan::begun_sums() const {
-  const std::int64_t size = size_of(plan_.dtype);
-  const std::int64_t dense = transfers_output_ ? aligned(plan_.output_rows * plan_.output_cols * size) : 0;
-  return static_cast<char*>(dense_output()) + dense;
+  return static_cast<char*>(dense_output()) + dense_bytes();
 }
 
 // Behind the other buffers, which a plan that adds in the packed buffer does not have.

@@ -130,6 +130,7 @@ class PreparedCudaPlan {
   [[nodiscard]] const VariantTables& tables_of(const SignalGemmVariant& variant) const;
   [[nodiscard]] const SignalGemmVariant& variant_for(const Operands& operands) const;
   [[nodiscard]] std::vector<OperandBlock> blocks_of(const Operands& operands) const;
+  [[nodiscard]] std::int64_t dense_bytes() const;
   [[nodiscard]] std::int64_t begun_bytes() const;
   [[nodiscard]] SignalGemmArguments arguments_of(const Operands& operands, void* output, std::int64_t ldo,
                                                  Launch launch) const;
