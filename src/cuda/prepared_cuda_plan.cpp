@@ -208,19 +208,14 @@ std::vector<OperandBlock> PreparedCudaPlan::blocks_of(const Operands& operands) 
 }
 
 const SignalGemmVariant& PreparedCudaPlan::variant_for(const Operands& operands) const {
-  const auto is_multiple = [](const void* pointer, std::int64_t ld, std::int64_t elements) {
-    return reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(elements * 2) == 0 &&
-           ld % elements == 0;
-  };
-  const std::vector<OperandBlock> blocks = blocks_of(operands);
+  SignalGemmArguments matrices;
+  matrices.a = operands.a;
+  matrices.lda = operands.lda;
+  matrices.b = operands.b;
+  matrices.ldb = operands.ldb;
+  matrices.blocks = blocks_of(operands);
   for (const SignalGemmVariant* variant : variants_) {
-    const std::int64_t alignment = variant->operand_alignment;
-    const bool suits_a = blocks.empty() ? is_multiple(operands.a, operands.lda, alignment)
-                                        : std::ranges::all_of(blocks, [&](const OperandBlock& block) {
-                                            return is_multiple(block.a, block.depth, alignment) &&
-                                                   block.k_begin % alignment == 0;
-                                          });
-    if (suits_a && is_multiple(operands.b, operands.ldb, alignment)) return *variant;
+    if (are_operands_aligned(matrices, variant->operand_alignment)) return *variant;
   }
   core::fail(ErrorKind::kBadArgument,
              "{}: a at {} with lda {}, b at {} with ldb {}: addresses and leading dimensions must be "

@@ -91,6 +91,9 @@ struct SignalGemmVariant {
   void (*load)();
 };
 
+/// Whether A, or each of its blocks, and B lie as a kernel with this `operand_alignment` needs them.
+bool are_operands_aligned(const SignalGemmArguments& arguments, int operand_alignment);
+
 /// All variants compiled in.
 std::span<const SignalGemmVariant* const> signal_gemm_variants();
 

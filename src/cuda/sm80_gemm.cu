@@ -12,19 +12,6 @@ namespace flashoverlap::cuda {
 namespace sm80 {
 namespace {
 
-bool is_aligned(const void* pointer, std::int64_t ld, int elements) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % (static_cast<std::uintptr_t>(elements) * 2) == 0 &&
-         ld % elements == 0;
-}
-
-bool are_operands_aligned(const SignalGemmArguments& args, int elements) {
-  if (!is_aligned(args.b, args.ldb, elements)) return false;
-  if (args.blocks.empty()) return is_aligned(args.a, args.lda, elements);
-  return std::ranges::all_of(args.blocks, [&](const OperandBlock& block) {
-    return is_aligned(block.a, block.depth, elements) && block.k_begin % elements == 0;
-  });
-}
-
 template <class Config>
 void load_kernel() {
   FLASHOVERLAP_CUDA_CHECK(cudaFuncSetAttribute(

@@ -88,18 +88,10 @@ KernelParams<Config> make_params(const SignalGemmArguments& args) {
   return params;
 }
 
-inline bool are_operands_aligned(const SignalGemmArguments& args) {
-  if (!is_copy_engine_aligned(args.b, args.ldb)) return false;
-  if (args.blocks.empty()) return is_copy_engine_aligned(args.a, args.lda);
-  return std::ranges::all_of(args.blocks, [](const OperandBlock& block) {
-    return is_copy_engine_aligned(block.a, block.depth) && block.k_begin % kCopyEngineElements == 0;
-  });
-}
-
 template <class Config>
 void check_arguments(const SignalGemmArguments& args) {
   check_shape(args, 1);
-  if (!are_operands_aligned(args)) {
+  if (!are_operands_aligned(args, kCopyEngineElements)) {
     throw_bad_argument(
         "signal GEMM on sm_90a: A, B, lda, ldb and each block of A must be multiples of 16 bytes; got A %p, "
         "lda %lld, B %p, ldb %lld, %zu blocks",
