@@ -400,7 +400,7 @@ GPU_TEST(all_gather_without_one_rank) {
   for (const CommunicatorKind kind : kinds_for(2)) {
     if (ranks_are_processes()) throw Skip("the ranks of other processes end with their own error");
     GroupOptions options = few_sms(kind);
-    options.timeout = std::chrono::milliseconds(1500);
+    options.timeout = std::chrono::milliseconds(1500) * patience();
     std::vector<std::string> errors;
     {
       Group group(options);

@@ -150,7 +150,7 @@ void one_rank_never_calls(CommunicatorKind kind) {
     options.world_size = 3;
     options.kind = kind;
     options.compute_sms = 8;
-    options.timeout = std::chrono::milliseconds(1500);
+    options.timeout = std::chrono::milliseconds(1500) * patience();
     Group group(options);
     const auto errors = group.run_all(
         [&](Rank& rank) {

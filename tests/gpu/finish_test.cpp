@@ -10,6 +10,7 @@
 #include "flashoverlap/plan_builders.h"
 #include "gemm_case.h"
 #include "gemm_reference.h"
+#include "gpu_ranks.h"
 #include "gpu_test.h"
 #include "wait.h"
 
@@ -117,7 +118,7 @@ class FinishCase {
       cuda::WaitParams wait;
       wait.counter = tables_->counter(transfer.trigger.index);
       wait.target = tables_->target(transfer.trigger.index);
-      wait.timeout_ns = 5'000'000'000;
+      wait.timeout_ns = std::uint64_t{5'000'000'000} * static_cast<unsigned>(patience());
       cuda::launch_wait_kernel(wait, transfers_);
     }
     for (const cuda::TransferStep& step : steps_) {

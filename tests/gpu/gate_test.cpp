@@ -9,6 +9,7 @@
 #include "flashoverlap/plan_builders.h"
 #include "gemm_case.h"
 #include "gemm_reference.h"
+#include "gpu_ranks.h"
 #include "gpu_test.h"
 #include "wait.h"
 
@@ -64,7 +65,7 @@ class GatedCase {
     arguments_.gates.needed = static_cast<const std::uint32_t*>(needed_.data());
     arguments_.gates.arrivals = arrivals_.data();
     arguments_.gates.error = error_;
-    arguments_.gates.timeout_ns = 10'000'000'000;
+    arguments_.gates.timeout_ns = std::uint64_t{10'000'000'000} * static_cast<unsigned>(patience());
     FLASHOVERLAP_CUDA_CHECK(cudaStreamCreateWithFlags(&compute_, cudaStreamNonBlocking));
     FLASHOVERLAP_CUDA_CHECK(cudaStreamCreateWithFlags(&transfers_, cudaStreamNonBlocking));
   }

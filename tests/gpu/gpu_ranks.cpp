@@ -1,6 +1,7 @@
 #include "gpu_ranks.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -13,6 +14,14 @@
 #include "sm_partition.h"
 
 namespace flashoverlap::gpu_test {
+
+int patience() {
+  static const int value = [] {
+    const char* const text = std::getenv("FLASHOVERLAP_TEST_PATIENCE");
+    return text == nullptr ? 1 : std::max(1, std::atoi(text));
+  }();
+  return value;
+}
 
 const char* name_of(CommunicatorKind kind) {
   switch (kind) {

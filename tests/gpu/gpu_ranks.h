@@ -13,6 +13,10 @@
 
 namespace flashoverlap::gpu_test {
 
+/// FLASHOVERLAP_TEST_PATIENCE, or 1: time-outs are this many times as long. For tools under which kernels
+/// take many times as long.
+int patience();
+
 /// kNcclRegistered, kNcclSymmetric: kNccl with these NcclBuffers. kTwoStep: kLocal whose copies are the copy
 /// engine's. kCopyEngine: the same, and partial sums are added by the restore kernel, so that nothing takes
 /// an SM.
@@ -47,7 +51,7 @@ struct GroupOptions {
   int compute_sms = 0;         ///< Per rank; 0: what is left, divided.
   bool limits_nccl = true;     ///< NCCL's calls take no more SMs than that; false: as many as it likes.
   bool partitions = true;      ///< false: ranks share all SMs of a device.
-  std::chrono::milliseconds timeout{20'000};
+  std::chrono::milliseconds timeout{std::int64_t{20'000} * patience()};
   GroupWait wait = GroupWait::kKernel;
   bool serial_by_cublas = true;
   bool poison = true;
