@@ -33,12 +33,13 @@ __device__ __forceinline__ Element from_float(float x) {
 template <class Element>
 struct Vector {
   uint4 bits;
-  __device__ __forceinline__ void unpack(float (&values)[kVectorElements]) const {
+  // `values`: kVectorElements of them.
+  __device__ __forceinline__ void unpack(float* values) const {
     const auto* elements = reinterpret_cast<const Element*>(&bits);
 #pragma unroll
     for (int i = 0; i < kVectorElements; ++i) values[i] = to_float(elements[i]);
   }
-  static __device__ __forceinline__ Vector pack(const float (&values)[kVectorElements]) {
+  static __device__ __forceinline__ Vector pack(const float* values) {
     Vector vector;
     auto* elements = reinterpret_cast<Element*>(&vector.bits);
 #pragma unroll
@@ -61,12 +62,26 @@ __device__ __forceinline__ float activate(Activation activation, float x) {
   return x;
 }
 
-// The activation is the same for the whole grid, so it costs a branch per vector and spares a kernel per
-// activation.
-__device__ __forceinline__ void activate(Activation activation, float (&values)[kVectorElements]) {
-  if (activation == Activation::kNone) return;
+template <Activation kActivation, int kCount>
+__device__ __forceinline__ void activate_each(float (&values)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < kVectorElements; ++i) values[i] = activate(activation, values[i]);
+  for (float& value : values) value = activate(kActivation, value);
+}
+
+// The activation is the same for the whole grid, so it costs a branch for all values and spares a kernel per
+// activation.
+template <int kCount>
+__device__ __forceinline__ void activate(Activation activation, float (&values)[kCount]) {
+  switch (activation) {
+    case Activation::kNone:
+      return;
+    case Activation::kRelu:
+      return activate_each<Activation::kRelu>(values);
+    case Activation::kGelu:
+      return activate_each<Activation::kGelu>(values);
+    case Activation::kSilu:
+      return activate_each<Activation::kSilu>(values);
+  }
 }
 
 }  // namespace flashoverlap::cuda

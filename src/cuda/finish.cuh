@@ -15,6 +15,7 @@ namespace flashoverlap::cuda {
 struct NoFinish {
   struct Params {};
   static constexpr bool kChanges = false;
+  static constexpr bool kAdds = false;
   __device__ NoFinish(const Params& /*params*/, int /*num_positions*/, int /*first*/, int /*step*/) {}
   __device__ void begin_tile(const TileWork& /*work*/) {}
 };
@@ -54,7 +55,7 @@ class TileFinish {
 
   /// Until the next tile of the walk, which is `work`, may be finished. By whole warps.
   __device__ __forceinline__ void begin_tile(const TileWork& work) {
-    has_epilogue_ = params_.has_epilogue && work.kind == StoreKind::kInPlace;
+    has_epilogue_ = has_epilogue_of(work);
     if constexpr (kAdds) {
       gate_.wait();
       offsets_ = params_.offsets + static_cast<std::int64_t>(next_) * params_.others;
@@ -66,6 +67,9 @@ class TileFinish {
   /// Whether the tile is stored otherwise than it was computed.
   [[nodiscard]] __device__ __forceinline__ bool changes() const { return adds() || has_epilogue_; }
   [[nodiscard]] __device__ __forceinline__ bool has_epilogue() const { return has_epilogue_; }
+  [[nodiscard]] __device__ __forceinline__ bool has_epilogue_of(const TileWork& work) const {
+    return params_.has_epilogue && work.kind == StoreKind::kInPlace;
+  }
   /// Whether anything is added to the tile.
   [[nodiscard]] __device__ __forceinline__ bool adds() const { return kAdds && adds_; }
 
@@ -122,25 +126,40 @@ class TileFinish {
     return load_elements(row_of(params_.epilogue.residual, params_.epilogue.residual_ld, work, row) + col,
                          work.cols - col);
   }
+  /// The same of the bias, which all rows share.
+  [[nodiscard]] __device__ __forceinline__ uint4 bias(const TileWork& work, int col) const {
+    if (params_.epilogue.bias == nullptr) return {};
+    return load_elements(static_cast<const std::uint16_t*>(params_.epilogue.bias) + work.col_begin + col,
+                         work.cols - col);
+  }
 
-  /// The epilogue of these elements of the output, of which `sum` are the sums, rounded.
-  [[nodiscard]] __device__ __forceinline__ uint4 complete(const uint4& sum, const TileWork& work, int row,
-                                                          int col, const uint4& residual) const {
+  /// The epilogue of vectors of kRows rows, one below the other: sums, rounded, become elements of the
+  /// output.
+  template <int kRows>
+  __device__ __forceinline__ void complete(uint4 (&vectors)[kRows], const uint4& bias,
+                                           const uint4 (&residual)[kRows]) const {
     const Epilogue& epilogue = params_.epilogue;
-    float values[kVectorElements];
-    Packed{sum}.unpack(values);
-    if (epilogue.bias != nullptr) {
-      const auto* const bias = static_cast<const std::uint16_t*>(epilogue.bias) + work.col_begin + col;
-      add_to(values, load_elements(bias, work.cols - col));
+    float values[kRows * kVectorElements];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      Packed{vectors[i]}.unpack(values + i * kVectorElements);
+      if (epilogue.bias != nullptr) add_to(values + i * kVectorElements, bias);
     }
     activate(epilogue.activation, values);
-    if (epilogue.residual != nullptr) add_to(values, residual);
-    const uint4 bits = Packed::pack(values).bits;
-    if (epilogue.residual_out != nullptr) {
-      const std::uint16_t* const to = row_of(epilogue.residual_out, epilogue.residual_out_ld, work, row);
-      store_vector(const_cast<std::uint16_t*>(to) + col, bits, work.cols - col);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (epilogue.residual != nullptr) add_to(values + i * kVectorElements, residual[i]);
+      vectors[i] = Packed::pack(values + i * kVectorElements).bits;
     }
-    return bits;
+  }
+  /// Stores what `complete` has made of elements [col, col + 8) of row `row` of the tile where the epilogue
+  /// wants them besides.
+  __device__ __forceinline__ void store_residual_out(const uint4& elements, const TileWork& work, int row,
+                                                     int col) const {
+    const Epilogue& epilogue = params_.epilogue;
+    if (epilogue.residual_out == nullptr) return;
+    const std::uint16_t* const to = row_of(epilogue.residual_out, epilogue.residual_out_ld, work, row);
+    store_vector(const_cast<std::uint16_t*>(to) + col, elements, work.cols - col);
   }
 
  private:
@@ -157,7 +176,7 @@ class TileFinish {
                                                                 const TileWork& work, int row) {
     return static_cast<const std::uint16_t*>(matrix) + (row_in_output(work) + row) * ld + work.col_begin;
   }
-  static __device__ __forceinline__ void add_to(float (&values)[kVectorElements], const uint4& bits) {
+  static __device__ __forceinline__ void add_to(float* values, const uint4& bits) {
     float other[kVectorElements];
     Packed{bits}.unpack(other);
 #pragma unroll

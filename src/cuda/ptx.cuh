@@ -52,8 +52,10 @@ __device__ __forceinline__ void mbarrier_init(std::uint64_t* barrier, std::uint3
                : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive_release_cta(std::uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+// As `count` arrivals.
+__device__ __forceinline__ void mbarrier_arrive_release_cta(std::uint64_t* barrier, std::uint32_t count) {
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(count)
                : "memory");
 }
 

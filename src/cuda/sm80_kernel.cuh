@@ -239,7 +239,11 @@ __device__ __forceinline__ uint4 finish_vector(const uint4& own, const TileWork&
     }
   }
   if (!finish.has_epilogue()) return elements;
-  return finish.complete(elements, work, row, col, finish.residual(work, row, col));
+  uint4 vectors[1] = {elements};
+  const uint4 residual[1] = {finish.residual(work, row, col)};
+  finish.complete(vectors, finish.bias(work, col), residual);
+  finish.store_residual_out(vectors[0], work, row, col);
+  return vectors[0];
 }
 
 template <class Config, class Finish>

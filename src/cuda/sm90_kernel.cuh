@@ -63,6 +63,18 @@ struct Kernel {
   static constexpr std::uint32_t kConsumerRegisters = 232;
   static constexpr int kAccumulators = Config::kTileM * Config::kTileN / Config::kTileThreads;  // of a thread
   static constexpr int kLoadsAhead = kAccumulators > 128 ? 4 : 8;  // of add_to_chunk
+  static constexpr int kChunksPerAtom = Config::kTileN / kChunkCols;
+  // In a cooperative kernel the tensor cores wait for the epilogue: all of a lane's rows of a chunk are
+  // worked on at a time, and the bias is there before the products are. In a pingpong kernel the other tile's
+  // products hide that, and registers are short; beside additions the code would be too much to be inlined.
+  template <class Finish>
+  static constexpr int kRowsAtOnce = Finish::kAdds || kAccumulators > 128 ? 1
+                                     : Config::kIsPingpong                ? 2
+                                                                          : kLaneRows;
+  static constexpr bool kLoadsBiasFirst = !Config::kIsPingpong;
+  struct Bias {
+    uint4 of_chunk[kLoadsBiasFirst ? kChunksPerAtom : 1];
+  };
 
   enum ProducerWarp { kLoadWarp = 0, kFirstStoreWarp = 2 };
 
@@ -215,6 +227,8 @@ struct Kernel {
     for (ScheduleWalk walk = consumer_walk(params, place, consumer); !walk.done(); walk.advance()) {
       const int k_tiles = input.k_tiles(position);
       Tensor accumulators = partition_fragment_C(tiled_mma, take<0, 2>(typename Config::TileShape{}));
+      [[maybe_unused]] Bias bias;
+      if constexpr (Finish::kChanges && kLoadsBiasFirst) load_bias(walk.work(), place, finish, bias);
       if constexpr (Config::kIsPingpong) order.wait();
       mainloop.mma(pipeline, state, accumulators, k_tiles, thread, storage.operands, params.mainloop);
       if constexpr (Config::kIsPingpong) order.arrive();
@@ -232,7 +246,7 @@ struct Kernel {
         if (input.is_continued(computed))
           input.add_kept(accumulators, computed, place.block_in_cluster, thread);
       }
-      stage_tile(storage, accumulators, staging, consumer, place, walk.work(), finish);
+      stage_tile(storage, accumulators, staging, consumer, place, walk.work(), bias, finish);
     }
   }
 
@@ -243,34 +257,61 @@ struct Kernel {
             .col = place.block_col() * Config::kTileN + chunk * kChunkCols};
   }
 
+  template <class Finish>
+  static __device__ __forceinline__ void load_bias(const TileWork& work, const Place& place,
+                                                   const Finish& finish, Bias& bias) {
+    if (!finish.has_epilogue_of(work)) return;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunksPerAtom; ++chunk) {
+      const int col = chunk_position(place, 0, 0, chunk).col + (place.lane & 7) * kVectorElements;
+      bias.of_chunk[chunk] = finish.bias(work, col);
+    }
+  }
+
   template <class Accumulators, class Finish>
   static __device__ __forceinline__ void stage_tile(Storage& storage, const Accumulators& accumulators,
                                                     StagingState<kSlots>& staging, int consumer,
                                                     const Place& place, const TileWork& work,
-                                                    const Finish& finish) {
+                                                    const Bias& bias, const Finish& finish) {
     auto& barriers = storage.staging_barriers[consumer];
     CUTLASS_PRAGMA_UNROLL
-    for (int atom = 0; atom < Config::kAtomsPerWarpgroup; ++atom) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk) {
-        wait_barrier(&barriers.empty[staging.slot], staging.phase ^ 1);
-        std::uint8_t* const staged = storage.staging[consumer].chunks[staging.slot];
-        stage_chunk<kIsBf16>(staged, accumulators, atom * (Config::kTileN / 2) + chunk * 32,
-                             place.warp_in_group, place.lane);
-        if constexpr (Finish::kChanges) {
-          if (finish.changes()) {
-            __syncwarp();
-            finish_chunk<kLoadsAhead>(work,
-                                      ChunkPart(work, chunk_position(place, consumer, atom, chunk), staged,
-                                                place.warp_in_group, place.lane),
-                                      finish);
-          }
-        }
-        ptx::fence_proxy_async_shared();
-        __syncwarp();
-        if (place.lane == 0) ptx::mbarrier_arrive_release_cta(&barriers.full[staging.slot]);
-        staging.advance();
+    for (int index = 0; index < Config::kAtomsPerWarpgroup * kChunksPerAtom; ++index) {
+      const int chunk = index % kChunksPerAtom;
+      std::uint8_t* const staged = storage.staging[consumer].chunks[staging.slot];
+      const ChunkPart mine(work, chunk_position(place, consumer, index / kChunksPerAtom, chunk), staged,
+                           place.warp_in_group, place.lane);
+      [[maybe_unused]] ResidualRows<kRowsAtOnce<Finish>> residual;
+      if constexpr (Finish::kChanges) {
+        if (finish.has_epilogue()) residual.load(work, mine, mine.first, finish);
       }
+      wait_barrier(&barriers.empty[staging.slot], staging.phase ^ 1);
+      stage_chunk<kIsBf16>(staged, accumulators, index * 32, place.warp_in_group, place.lane);
+      bool is_changed = false;
+      if constexpr (Finish::kChanges) {
+        is_changed = finish.changes();
+        if (is_changed) __syncwarp();
+        if constexpr (Finish::kAdds) {
+          if (finish.adds()) add_to_chunk<kLoadsAhead>(work, mine, finish);
+        }
+        if (finish.has_epilogue()) {
+          const uint4 of_chunk =
+              kLoadsBiasFirst ? bias.of_chunk[kLoadsBiasFirst ? chunk : 0] : finish.bias(work, mine.col());
+          apply_to_chunk(work, mine, of_chunk, residual, finish);
+        }
+      }
+      give_to_store_warp(barriers.full[staging.slot], is_changed, place.lane);
+      staging.advance();
+    }
+  }
+
+  // A warp is done with its rows of a staging slot; is_changed: each lane has written some by itself.
+  static __device__ __forceinline__ void give_to_store_warp(std::uint64_t& full, bool is_changed, int lane) {
+    ptx::fence_proxy_async_shared();
+    if (is_changed) {
+      ptx::mbarrier_arrive_release_cta(&full, 1);
+    } else {
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive_release_cta(&full, kWarpLanes);
     }
   }
 
@@ -298,7 +339,7 @@ struct Kernel {
       }
       const TileWork& work = walk.work();
       for (int atom = 0; atom < Config::kAtomsPerWarpgroup; ++atom) {
-        for (int chunk = 0; chunk < Config::kTileN / kChunkCols; ++chunk)
+        for (int chunk = 0; chunk < kChunksPerAtom; ++chunk)
           storer.store(work, chunk_position(place, consumer, atom, chunk));
       }
       storer.finish_tile();

@@ -7,9 +7,11 @@
 // does the signal: the store warp alone waits until stores are complete before it adds to the group's
 // counter.
 //
-// Staging barriers, per slot (all within the block): `full`: the warpgroup's four warps arrive after fencing
-// their shared stores, the store warp waits; `empty`: the store warp arrives when the slot has been read, the
-// warpgroup waits. They start anew with every launch.
+// Staging barriers, per slot (all within the block), which count lanes: `full`: the warpgroup's four warps
+// arrive after fencing their shared stores, the store warp waits; `empty`: the store warp arrives when the
+// slot has been read, the warpgroup waits. Lanes that read or wrote the slot each by itself arrive each by
+// itself; where one instruction did it for the warp, or the copy engine, one lane arrives for all. They start
+// anew with every launch.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +27,7 @@ constexpr int kChunkRows = 64;
 constexpr int kChunkCols = 64;
 constexpr int kChunkBytes = kChunkRows * kChunkCols * 2;
 constexpr int kWarpgroupWarps = 4;
+constexpr int kWarpLanes = 32;
 constexpr int kWarpRows = kChunkRows / kWarpgroupWarps;
 constexpr int kRowsPerStep = 4;  // that a warp copies or adds at a time, eight lanes a row
 
@@ -40,8 +43,8 @@ struct StagingBarriers {
 
   __device__ void init() {
     for (int slot = 0; slot < kSlots; ++slot) {
-      ptx::mbarrier_init(&full[slot], kWarpgroupWarps);
-      ptx::mbarrier_init(&empty[slot], 1);
+      ptx::mbarrier_init(&full[slot], kWarpgroupWarps * kWarpLanes);
+      ptx::mbarrier_init(&empty[slot], kWarpLanes);
     }
   }
 };
@@ -166,30 +169,45 @@ __device__ __forceinline__ void add_to_chunk(const TileWork& work, const ChunkPa
   }
 }
 
-// Applies the epilogue to a warp's part of a chunk, where it lies. One copy of the code, and inlined, like
-// all that the warps run that multiply: around a call their products would wait for each other.
-template <class Finish>
-__device__ __forceinline__ void apply_to_chunk(const TileWork& work, const ChunkPart& mine,
-                                               const Finish& finish) {
-  const auto residual = [&](int row) {
-    return row < mine.end ? finish.residual(work, mine.tile_row(row), mine.col()) : uint4{};
-  };
-  uint4 next = residual(mine.first);
-#pragma unroll 1
-  for (int row = mine.first; row < mine.end; row += kRowsPerStep) {
-    const uint4 current = next;
-    next = residual(row + kRowsPerStep);  // on its way while this row is worked on
-    *mine.own(row) = finish.complete(*mine.own(row), work, mine.tile_row(row), mine.col(), current);
-  }
-}
+// Rows of a chunk that a lane has.
+constexpr int kLaneRows = kWarpRows / kRowsPerStep;
 
-template <int kAhead, class Finish>
-__device__ __forceinline__ void finish_chunk(const TileWork& work, const ChunkPart& mine,
-                                             const Finish& finish) {
-  if constexpr (Finish::kAdds) {
-    if (finish.adds()) add_to_chunk<kAhead>(work, mine, finish);
+// What a lane adds to its part of a chunk besides the bias: kRows rows at a time.
+template <int kRows>
+struct ResidualRows {
+  uint4 rows[kRows];
+  template <class Finish>
+  __device__ __forceinline__ void load(const TileWork& work, const ChunkPart& mine, int first,
+                                       const Finish& finish) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int row = first + i * kRowsPerStep;
+      rows[i] = row < mine.end ? finish.residual(work, mine.tile_row(row), mine.col()) : uint4{};
+    }
   }
-  if (finish.has_epilogue()) apply_to_chunk(work, mine, finish);
+};
+
+// Applies the epilogue to a warp's part of a chunk, where it lies, kRows rows at a time; `residual` has the
+// first of them. Inlined, like all that the warps run that multiply: around a call their products would wait
+// for each other. Rows that are not there are made up and not stored.
+template <int kRows, class Finish>
+__device__ __forceinline__ void apply_to_chunk(const TileWork& work, const ChunkPart& mine, const uint4& bias,
+                                               ResidualRows<kRows> residual, const Finish& finish) {
+#pragma unroll 1
+  for (int first = mine.first; first < mine.end; first += kRows * kRowsPerStep) {
+    uint4 vectors[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) vectors[i] = *mine.own(first + i * kRowsPerStep);
+    finish.complete(vectors, bias, residual.rows);
+    if constexpr (kRows < kLaneRows) residual.load(work, mine, first + kRows * kRowsPerStep, finish);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int row = first + i * kRowsPerStep;
+      *mine.own(row) = vectors[i];
+      if (row < mine.end) finish.store_residual_out(vectors[i], work, mine.tile_row(row), mine.col());
+    }
+    if constexpr (kRows == kLaneRows) break;
+  }
 }
 
 // What a store warp needs to know about the output; constant over the launch.
@@ -283,8 +301,7 @@ class ChunkStorer {
     } else {
       finish_reading();
       copy_chunk_rows<kTileCols>(params_, work, at, chunk, lane_);
-      __syncwarp();
-      if (lane_ == 0) free_slot(state_.slot);
+      ptx::mbarrier_arrive_release_cta(&barriers_.empty[state_.slot], 1);
     }
     state_.advance();
   }
@@ -304,7 +321,10 @@ class ChunkStorer {
 
  private:
   __device__ int previous_slot() const { return state_.slot == 0 ? kSlots - 1 : state_.slot - 1; }
-  __device__ void free_slot(int slot) { ptx::mbarrier_arrive_release_cta(&barriers_.empty[slot]); }
+  // For the warp: the copy engine has read the slot, no lane has.
+  __device__ void free_slot(int slot) {
+    ptx::mbarrier_arrive_release_cta(&barriers_.empty[slot], kWarpLanes);
+  }
   __device__ void finish_reading() {
     if (is_reading_ && lane_ == 0) {
       ptx::bulk_wait_group_read<0>();
