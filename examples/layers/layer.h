@@ -77,7 +77,7 @@ struct AttentionShape {
 /// while the QKV projection of this rank's heads runs. Attention is computed for the queries of rank r + 1,
 /// then r + 2, …, the own ones last; the output projection of each run of queries follows at once and is sent
 /// to its owner, so that the reduce-scatter hides behind attention as well as behind the projection. (Where
-/// the executor makes no rows while it runs, on GPUs, attention of all queries comes before the projection.)
+/// the executor makes no rows while it runs, attention of all queries comes before the projection.)
 /// Heads must be a multiple of the ranks: Error(kBadArgument).
 std::unique_ptr<Layer> make_attention_tpsp(Place& place, const AttentionShape& shape, std::uint64_t seed = 1,
                                            const BaselineOptions& baseline = {});

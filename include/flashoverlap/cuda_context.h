@@ -108,6 +108,18 @@ enum class SumBy {
   kRestore,
 };
 
+/// How the GEMM of a plan is launched.
+enum class GemmForm {
+  /// One persistent GEMM: its tiles wait on the device for the slices that they need, and count themselves
+  /// where a transfer follows.
+  kPersistent,
+  /// For comparison: the same plan, transfers and order, with one GEMM launch for each slice that arrives or
+  /// leaves. Streams wait for one another by events, nothing waits on an SM, so no SM need be left to
+  /// communication. Each launch ends with a wave that may be half empty. The same bits, but for AllToAllGemm
+  /// where it begins tiles early: its launches wait for whole strips of rows.
+  kDecomposed,
+};
+
 /// The SMs of one rank: one entry of `make_rehearsal`, or null for a rank that has its GPU to itself.
 struct GpuPartition {
   std::shared_ptr<cuda::SmPartition> compute;
@@ -121,6 +133,7 @@ struct CudaOptions {
   SmSplit split = SmSplit::kGrid;
   GroupWait wait = GroupWait::kKernel;
   SumBy sums = SumBy::kCommunicator;
+  GemmForm form = GemmForm::kPersistent;
   GpuPartition partition;                  ///< Set: `communication_sms` and `split` are ignored.
   std::int64_t workspace_limit_bytes = 0;  ///< Error(kOutOfMemory) when a plan needs more; 0: no limit.
   bool poison_workspace = false;           ///< Fill workspaces with NaN before each call (tests).

@@ -41,8 +41,9 @@ struct Epilogue {
   float rms_norm_eps = 1e-6F;
 };
 
-/// Makes rows [first_row, first_row + num_rows) of A where `Operands::a` has them. Several threads call it at
-/// a time, for different rows. May throw: the run then fails on every rank, as if a tile had failed.
+/// Makes rows [first_row, first_row + num_rows) of A where `Operands::a` has them. On CPUs several threads
+/// call it at a time, for different rows; on a GPU the thread that makes the call does, and what it puts into
+/// Operands::stream makes the rows. May throw: the run then fails on every rank, as if a tile had failed.
 using RowProducer = std::function<void(std::int64_t first_row, std::int64_t num_rows)>;
 
 /// Whether a slice of the plan that is carried out has arrived. Error(kBadArgument) for one that it has not.
@@ -66,7 +67,8 @@ struct Operands {
   /// When set, A need not be complete at the call: each run of rows that a row of tiles reads is made by one
   /// call of this, before its first tile, in the order in which the schedule comes to them. What makes A (an
   /// attention per query slice, an activation) then hides communication as the tiles do. Called once for
-  /// every row that a tile reads, whatever the method, in all modes but kCommunicationOnly.
+  /// every row that a tile reads, whatever the method, in all modes but kCommunicationOnly. On a GPU rows of
+  /// one slice that is sent are made together, and its tiles are a launch behind them.
   /// Error(kUnsupported) where `Executor::makes_rows` says no, and where A itself travels (AllGatherGemm,
   /// AllToAllGemm).
   RowProducer make_rows = {};

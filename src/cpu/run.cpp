@@ -25,7 +25,7 @@ Run::Run(const Parts& parts, ThreadPool& pool, std::span<HostStream* const> stre
       pool_(pool),
       streams_(streams.first(parts.prepared.channels().size() + (parts.prepared.has_puts() ? 1U : 0U))),
       timeline_(timeline),
-      row_runs_(parts.operands.make_rows ? RowRuns(plan_) : RowRuns()),
+      row_runs_(parts.operands.make_rows ? plan::RowRuns(plan_) : plan::RowRuns()),
       progress_(std::make_shared<Progress>(plan_, parts.prepared.num_passes(), row_runs_.size())),
       has_arrived_([this](std::int64_t slice) {
         const std::int64_t slices = std::ssize(plan_.slices);
@@ -152,7 +152,7 @@ void Run::make_rows(std::int64_t tile, SpanLog& log) {
     const std::int64_t run = next_rows_.fetch_add(1, std::memory_order_relaxed);
     if (run >= row_runs_.size() || progress_->failed()) return progress_->wait_for_rows(needed);
     const double begin_us = log.now_us();
-    const RowRuns::Rows& rows = row_runs_.at(run);
+    const plan::RowRun& rows = row_runs_.at(run);
     parts_.operands.make_rows(rows.first, rows.count);
     log.add(SpanKind::kCompute, "rows ", run, begin_us);
     progress_->mark_rows(run);

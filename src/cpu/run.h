@@ -8,13 +8,13 @@
 #include "cpu/prepared_plan.h"
 #include "cpu/progress.h"
 #include "cpu/restore_pass.h"
-#include "cpu/row_runs.h"
 #include "cpu/span_log.h"
 #include "cpu/thread_pool.h"
 #include "cpu/tile_unit.h"
 #include "cpu/transfer_queue.h"
 #include "cpu/workspace.h"
 #include "flashoverlap/executor.h"
+#include "plan/row_runs.h"
 
 namespace flashoverlap::cpu {
 
@@ -75,7 +75,7 @@ class Run {
   ThreadPool& pool_;
   std::span<HostStream* const> streams_;
   Timeline* timeline_;
-  RowRuns row_runs_;  // none where A is there
+  plan::RowRuns row_runs_;  // none where A is there
   std::shared_ptr<Progress> progress_;
   SliceArrived has_arrived_;
   std::vector<SpanLog> compute_logs_;  // by thread

@@ -17,7 +17,9 @@ struct CudaExecutor::Call {
   // stand-in.
   void* output = nullptr;
   std::int64_t ldo = 0;
-  bool is_gated = false;  ///< Tiles wait for slices.
+  bool is_gated = false;                   ///< Tiles wait for slices.
+  bool is_decomposed = false;              ///< So do launches in their place, by events.
+  std::vector<std::size_t> channels = {};  ///< Those that the call's transfers use.
 
   [[nodiscard]] const OverlapPlan& plan() const { return prepared.plan(); }
 };

@@ -78,12 +78,16 @@ CudaExecutor::CudaExecutor(std::shared_ptr<Communicator> communicator, const Cud
                                                     : all - options_.communication_sms;
   if (serial_sms_ == 0) serial_sms_ = options_.partition.compute != nullptr ? gemm_sms_ : all;
   start_ = Event();
+  rows_made_ = Event();
   gemm_done_ = Event();
   call_done_ = Event();
   void* memory = nullptr;
   FLASHOVERLAP_CUDA_CHECK(cudaHostAlloc(&memory, sizeof(HostWords), cudaHostAllocMapped));
   host_ = new (memory) HostWords{};
   arrivals_ = CounterTable(options_.device, 1);
+  all_open_ = CounterTable(options_.device, 1);
+  constexpr std::uint32_t kOpen = UINT32_MAX;
+  upload(options_.device, all_open_.data(), &kOpen, sizeof kOpen);
   load_wait_kernel();
   load_restore_kernels();
 }
@@ -149,13 +153,18 @@ std::unique_ptr<PreparedPlan> CudaExecutor::prepare(OverlapPlan plan) {
   retired_->drop_finished();
   const int sms = gemm_sms_of(plan);
   auto prepared = std::make_unique<PreparedCudaPlan>(options_.device, std::move(plan), std::move(variants),
-                                                     as_serial, options_.sums, sms);
-  if (prepared->is_gated()) check_room_for_arrivals(prepared->plan());
+                                                     as_serial, options_.sums, options_.form, sms);
+  if (prepared->is_gated() && !prepared->is_decomposed()) check_room_for_arrivals(prepared->plan());
   check_workspace_limit(*prepared);
   if (!registers_workspace()) reserve_workspace(*prepared);
   for (std::size_t i = 0; i < prepared->steps().size(); ++i)
     (void)channel(stream_of(prepared->plan(), prepared->steps()[i], i));
   (void)channel(0);
+  if (prepared->is_decomposed()) {
+    const std::vector<TransferStep>& steps = prepared->steps();
+    arrived_.resize(std::max<std::size_t>(arrived_.size(), steps.empty() ? 0 : steps.back().arrivals));
+    group_done_.resize(std::max(group_done_.size(), prepared->plan().groups.size()));
+  }
   return std::make_unique<OwnedCudaPlan>(std::move(prepared), retired_);
 }
 
@@ -279,15 +288,6 @@ CudaStream& CudaExecutor::channel(std::int32_t index) {
   return *channels_[as_index(index)];
 }
 
-cudaStream_t CudaExecutor::gemm_stream(cudaStream_t caller) {
-  if (options_.partition.compute == nullptr || options_.partition.compute->has_stream(caller)) return caller;
-  if (compute_stream_ == nullptr) {
-    compute_stream_ =
-        std::make_unique<CudaStream>(options_.device, CudaStream::Priority::kLow, options_.partition.compute);
-  }
-  return compute_stream_->get();
-}
-
 void CudaExecutor::throw_if_wait_failed() {
   const WaitError& error = host_->error;
   const std::uint32_t code = *static_cast<const volatile std::uint32_t*>(&error.code);
@@ -314,6 +314,13 @@ void CudaExecutor::execute(PreparedPlan& prepared, const Operands& operands, Mod
   if (!plan->knows(operands)) {
     check_operands(plan->plan(), operands, options_.device);
     plan->remember(operands);
+  }
+  if (operands.make_rows && plan->transfers_input()) {
+    core::fail(
+        ErrorKind::kUnsupported,
+        "make_rows is given, but a travels between ranks, so it must be complete at the call ({}, rank "
+        "{})",
+        plan->plan().operation, communicator_->rank());
   }
   auto* const stream = static_cast<cudaStream_t>(operands.stream);
   EventLog log(timeline, communicator_->rank());
@@ -356,6 +363,10 @@ void CudaExecutor::give_up_call(const Call& call) noexcept {
   *static_cast<volatile std::uint32_t*>(&host_->abort) = 1;
   if (call.is_captured) return;
   try {
+    if (compute_stream_ != nullptr) {
+      gemm_done_.record(compute_stream_->get());
+      gemm_done_.wait_on(call.stream);
+    }
     for (std::size_t i = 0; i < channels_.size(); ++i) {
       channel_done_[i].record(channels_[i]->get());
       channel_done_[i].wait_on(call.stream);
@@ -388,13 +399,15 @@ void CudaExecutor::enqueue(Call& call) {
         call.prepared.scratch(), 0xFF, static_cast<std::size_t>(call.prepared.scratch_bytes()), call.stream));
   }
   if (call.prepared.serial() != nullptr) {
+    if (call.mode != Mode::kCommunicationOnly) make_all_rows(call);
     enqueue_serial(call);
   } else {
     const bool needs_dense = call.prepared.transfers_output() && call.operands.ldo != plan.output_cols;
     call.output = needs_dense ? call.prepared.dense_output() : call.operands.out;
     call.ldo = needs_dense ? plan.output_cols : call.operands.ldo;
     call.is_gated = call.mode == Mode::kRun && call.prepared.is_gated();
-    if (call.is_gated) {
+    call.is_decomposed = call.mode == Mode::kRun && call.prepared.is_decomposed() && plan.grid.k() > 0;
+    if (call.is_gated && !call.is_decomposed) {
       FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(arrivals_.data(), 0, sizeof(std::uint32_t), call.stream));
     }
     if (call.mode == Mode::kRun && peers_ != nullptr) introduce_memory(call);
@@ -403,12 +416,20 @@ void CudaExecutor::enqueue(Call& call) {
     const bool transfers_first = call.prepared.waits_for_all();
     if (communicates && transfers_first) {
       enqueue_transfers(call);
+      join_transfers(call);
       start_.record(call.stream);
     }
-    if (call.mode != Mode::kCommunicationOnly) enqueue_gemm(call);
-    if (communicates && !transfers_first) enqueue_transfers(call);
-    const bool counted =
-        call.mode == Mode::kGemmOnly || (call.mode == Mode::kRun && !call.prepared.all_groups_awaited());
+    if (call.is_decomposed) {
+      enqueue_decomposed(call);
+    } else if (call.mode != Mode::kCommunicationOnly) {
+      enqueue_gemm(call);
+    }
+    if (communicates && !transfers_first) {
+      if (!call.is_decomposed) enqueue_transfers(call);
+      join_transfers(call);
+    }
+    const bool is_run = call.mode == Mode::kRun && !call.is_decomposed;
+    const bool counted = call.mode == Mode::kGemmOnly || (is_run && !call.prepared.all_groups_awaited());
     if (counted && call.prepared.any_group_awaited())
       call.prepared.tables(call.operands).reset_counters(call.stream);
     if (call.mode == Mode::kRun) enqueue_restore(call);
@@ -439,52 +460,6 @@ void CudaExecutor::introduce_memory(const Call& call) {
   if (call.prepared.transfers_input()) peers_->introduce(call.operands.a, label);
   if (call.prepared.transfers_weight()) peers_->introduce(call.operands.b, label);
   if (call.prepared.sends_results()) peers_->introduce(call.prepared.packed(), label);
-}
-
-void CudaExecutor::enqueue_gemm(Call& call) {
-  const OverlapPlan& plan = call.plan();
-  if (plan.schedule.empty()) return;
-  if (plan.grid.k() == 0) return fill_for_empty_k(call);
-  const bool plain = call.mode == Mode::kPlainGemm;
-  void* const output = plain ? call.prepared.plain_output() : call.output;
-  const std::int64_t ldo = plain ? plan.grid.cols() : call.ldo;
-  using Launch = PreparedCudaPlan::Launch;
-  const Launch launch = plain ? Launch::kPlain : (call.is_gated ? Launch::kGated : Launch::kRun);
-  // Behind all transfers it need leave no SM to them.
-  const int sms = call.prepared.waits_for_all() ? serial_sms_ : call.prepared.gemm_sms();
-  const PreparedGemm& gemm =
-      call.prepared.gemm(call.operands, output, ldo, launch, sms, call.is_captured,
-                         {.needed = nullptr,
-                          .per_position = 1,
-                          .arrivals = arrivals_.data(),
-                          .abort = &host_->abort,
-                          .error = &host_->error,
-                          // Longer than the communicator takes to fail: its error says more.
-                          .timeout_ns = timeout_ns() + 5'000'000'000});
-  const cudaStream_t stream = gemm_stream(call.stream);
-  if (stream != call.stream) start_.wait_on(stream);
-  call.log.begin(stream, "GEMM", fmt::format("GEMM of {} tiles", plan.schedule.size()), SpanKind::kCompute);
-  gemm.launch(stream);
-  call.log.end(stream);
-  if (stream == call.stream) return;
-  gemm_done_.record(stream);
-  gemm_done_.wait_on(call.stream);
-}
-
-// The product over no columns: zeros, wherever tiles would have gone; nobody counts, so nobody may wait.
-void CudaExecutor::fill_for_empty_k(Call& call) {
-  const OverlapPlan& plan = call.plan();
-  const auto size = static_cast<std::size_t>(size_of(plan.dtype));
-  if (plan.packed_size > 0) {
-    FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(call.prepared.packed(), 0,
-                                            static_cast<std::size_t>(plan.packed_size) * size, call.stream));
-  }
-  if (call.prepared.writes_in_place() && call.mode != Mode::kPlainGemm) {
-    FLASHOVERLAP_CUDA_CHECK(cudaMemset2DAsync(call.output, static_cast<std::size_t>(call.ldo) * size, 0,
-                                              static_cast<std::size_t>(plan.output_cols) * size,
-                                              static_cast<std::size_t>(plan.output_rows), call.stream));
-  }
-  start_.record(call.stream);  // transfers come after the zeros
 }
 
 void CudaExecutor::enqueue_restore(Call& call) {

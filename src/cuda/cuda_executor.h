@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "counter_table.h"
@@ -23,6 +24,10 @@ namespace flashoverlap::cuda {
 /// stream per channel for each transfer a wait for its group, the communicator's call and, where it brings a
 /// slice, the word that says so; joins them, and puts the restore kernel behind that.
 ///
+/// GemmForm::kDecomposed: the GEMM in pieces, which wait for slices by events, as transfers wait for them.
+/// Where the caller makes rows of A on the way (Operands::make_rows), it is asked for those of each piece in
+/// front of it, in the caller's stream.
+///
 /// A GEMM whose transfers wait for it is enqueued before them, so one hardware queue
 /// (CUDA_DEVICE_MAX_CONNECTIONS=1) is enough for a rank that has its GPU to itself. A GEMM that waits for
 /// transfers (gates) is enqueued before them too, so that it starts with what is there: it leaves SMs free
@@ -37,9 +42,11 @@ class CudaExecutor final : public Executor {
   [[nodiscard]] std::shared_ptr<plan::MoeDevice> make_moe_device() const override;
   [[nodiscard]] std::int64_t workspace_bytes() const override;
   [[nodiscard]] std::optional<PlanShape> suggest(const ProductShape& product) const override;
+  [[nodiscard]] bool makes_rows() const override { return true; }
 
  private:
   struct Call;
+  struct Pieces;
 
   void check_plan(const OverlapPlan& plan) const;
   void check_room_for_arrivals(const OverlapPlan& plan) const;
@@ -60,7 +67,16 @@ class CudaExecutor final : public Executor {
   void enqueue_serial(Call& call);
   void introduce_memory(const Call& call);
   void enqueue_gemm(Call& call);
+  void enqueue_decomposed(Call& call);
+  [[nodiscard]] Pieces pieces_of(const Call& call);
+  void enqueue_piece(Call& call, const Pieces& pieces, std::size_t piece);
+  void make_rows(Call& call, std::span<const plan::RowRun> rows);
+  void make_all_rows(Call& call);
+  void begin_gemm(const Call& call, cudaStream_t stream);
+  void end_gemm(const Call& call, cudaStream_t stream);
   void enqueue_transfers(Call& call);
+  void end_channel(Call& call, std::size_t index);
+  void join_transfers(const Call& call);
   void enqueue_step(Call& call, const TransferStep& step, CudaStream& stream);
   void enqueue_collective(Call& call, const Transfer& transfer, CudaStream& stream,
                           const TransferLabel& label);
@@ -68,7 +84,7 @@ class CudaExecutor final : public Executor {
                             const TransferLabel& label);
   void enqueue_pair(Call& call, const TransferStep& step, CudaStream& stream, const TransferLabel& label);
   void enqueue_messages(Call& call);
-  void announce_arrival(const TransferStep& step, cudaStream_t stream);
+  void announce_arrival(const Call& call, const TransferStep& step, cudaStream_t stream);
   void wait_for_group(const Call& call, std::int64_t group, cudaStream_t stream);
   void enqueue_restore(Call& call);
   void fill_for_empty_k(Call& call);
@@ -97,11 +113,16 @@ class CudaExecutor final : public Executor {
   std::shared_ptr<Workspace> registered_;  // of plans whose transfers move nothing else, see NcclBuffers
   std::shared_ptr<RetiredPlans> retired_ = std::make_shared<RetiredPlans>();
   Event start_;
+  Event rows_made_;
   Event gemm_done_;
   std::vector<Event> channel_done_;
+  // With GemmForm::kDecomposed, of the call that is enqueued.
+  std::vector<Event> arrived_;     // by arrival, from 0
+  std::vector<Event> group_done_;  // by group
   Event call_done_;
   bool has_call_ = false;
   CounterTable arrivals_;  // one word: see DeviceGates
+  CounterTable all_open_;  // one word that is more than any gate waits for
   // Host memory that the device reads and writes.
   struct HostWords {
     WaitError error;

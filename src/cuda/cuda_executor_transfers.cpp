@@ -25,11 +25,17 @@ void CudaExecutor::enqueue_transfers(Call& call) {
     used[index] = true;
     enqueue_step(call, steps[i], *channels_[index]);
   }
-  for (std::size_t index = 0; index < used.size(); ++index) {
-    if (!used[index]) continue;
-    channel_done_[index].record(channels_[index]->get());
-    channel_done_[index].wait_on(call.stream);
-  }
+  for (std::size_t index = 0; index < used.size(); ++index)
+    if (used[index]) end_channel(call, index);
+}
+
+void CudaExecutor::end_channel(Call& call, std::size_t index) {
+  channel_done_[index].record(channels_[index]->get());
+  call.channels.push_back(index);
+}
+
+void CudaExecutor::join_transfers(const Call& call) {
+  for (const std::size_t index : call.channels) channel_done_[index].wait_on(call.stream);
 }
 
 // All in one meeting of the ranks, which takes the host longer than a copy takes the device.
@@ -55,12 +61,10 @@ void CudaExecutor::enqueue_messages(Call& call) {
   start_.wait_on(stream.get());
   call.log.begin(stream.get(), fmt::format("communication {}", steps.front().channel),
                  fmt::format("{} messages", receives.size()), SpanKind::kCommunication);
-  peers_->exchange_messages(sends, receives, plan.dtype, stream, label, [&](std::size_t i) {
-    if (call.is_gated && brought_by[i]->brings_slice) announce_arrival(*brought_by[i], stream.get());
-  });
+  peers_->exchange_messages(sends, receives, plan.dtype, stream, label,
+                            [&](std::size_t i) { announce_arrival(call, *brought_by[i], stream.get()); });
   call.log.end(stream.get());
-  channel_done_[as_index(steps.front().channel)].record(stream.get());
-  channel_done_[as_index(steps.front().channel)].wait_on(call.stream);
+  end_channel(call, as_index(steps.front().channel));
 }
 
 void CudaExecutor::enqueue_step(Call& call, const TransferStep& step, CudaStream& stream) {
@@ -89,7 +93,7 @@ void CudaExecutor::enqueue_step(Call& call, const TransferStep& step, CudaStream
     enqueue_collective(call, plan.transfers[as_index(step.collective)], stream, label);
   }
   call.log.end(stream.get());
-  if (call.is_gated && step.brings_slice) announce_arrival(step, stream.get());
+  announce_arrival(call, step, stream.get());
 }
 
 void CudaExecutor::enqueue_collective(Call& call, const Transfer& transfer, CudaStream& stream,
@@ -157,7 +161,9 @@ void CudaExecutor::enqueue_pair(Call& call, const TransferStep& step, CudaStream
   communicator_->all_to_all(from, send_counts, to, receive_counts, plan.dtype, stream, label);
 }
 
-void CudaExecutor::announce_arrival(const TransferStep& step, cudaStream_t stream) {
+void CudaExecutor::announce_arrival(const Call& call, const TransferStep& step, cudaStream_t stream) {
+  if (!call.is_gated || !step.brings_slice) return;
+  if (call.is_decomposed) return arrived_[step.arrivals - 1].record(stream);
   if (options_.wait == GroupWait::kStreamMemory) {
     return enqueue_write_value(arrivals_.data(), step.arrivals, stream);
   }
@@ -172,6 +178,7 @@ void CudaExecutor::wait_for_group(const Call& call, std::int64_t group, cudaStre
   const DevicePlan& tables = call.prepared.tables(call.operands);
   const std::uint32_t target = tables.target(group);
   if (target == 0 || call.plan().grid.k() == 0) return;
+  if (call.is_decomposed) return group_done_[as_index(group)].wait_on(stream);
   if (options_.wait == GroupWait::kStreamMemory) {
     return enqueue_wait_value(tables.counter(group), target, stream);
   }

@@ -63,13 +63,28 @@ DeviceBuffer upload_gates(int device, const std::vector<T>& table) {
   return buffer;
 }
 
+// The same GEMM for some positions of the schedule alone. What a position says of the packed buffer and of
+// counters it says of the whole plan's.
+SignalGemmArguments part_of(SignalGemmArguments arguments, const LaunchRange& range) {
+  arguments.tables.schedule += range.first;
+  arguments.tables.num_positions = static_cast<std::int32_t>(range.count);
+  if (arguments.gates.needed != nullptr) arguments.gates.needed += range.first * arguments.gates.per_position;
+  DeviceFinish& finish = arguments.finish;
+  if (finish.gates.needed != nullptr) {
+    finish.gates.needed += range.first;
+    finish.offsets += range.first * finish.others;
+  }
+  return arguments;
+}
+
 }  // namespace
 
 PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
                                    std::vector<const SignalGemmVariant*> variants, bool as_serial, SumBy sums,
-                                   int gemm_sms)
+                                   GemmForm form, int gemm_sms)
     : device_(device),
       gemm_sms_(gemm_sms),
+      form_(form),
       plan_(std::move(plan)),
       variants_(std::move(variants)),
       sums_in_restore_(!as_serial && sums == SumBy::kRestore && adds_in_packed_buffer(plan_)) {
@@ -95,6 +110,8 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
 
 void PreparedCudaPlan::make_tables(const GateTables& gates) {
   waits_for_all_ = gates.waits_for_all;
+  for (const Cut cut : {Cut::kNowhere, Cut::kGroups, Cut::kGroupsAndArrivals})
+    launches_[static_cast<std::size_t>(cut)] = launch_ranges(plan_, gates, cut);
   // Only pingpong kernels multiply one tile while another's epilogue is applied: see fuses_epilogue.
   const bool hides_epilogues = !variants_.empty() && variants_.front()->walk > 1;
   const bool has_own_kernel = is_gated() || !plan_.input_blocks.empty();
@@ -138,7 +155,7 @@ bool PreparedCudaPlan::fuses_epilogue(const Epilogue& epilogue) const {
 // One turn of all units where there are more tiles than that: while it lasts, the first strip of the others'
 // columns arrives. What is begun costs a tile of float32 written and read again.
 std::int64_t PreparedCudaPlan::begun_tiles(const SignalGemmVariant& variant, const GateTables& gates) const {
-  if (variant.walk == 0 || !is_gated() || plan_.input_blocks.size() < 2) return 0;
+  if (variant.walk == 0 || !is_gated() || is_decomposed() || plan_.input_blocks.size() < 2) return 0;
   const std::int64_t turn = static_cast<std::int64_t>(gemm_sms_ / variant.blocks_per_tile) * variant.walk;
   if (turn == 0 || turn > plan_.grid.num_tiles() || gates.start.front() > 0) return 0;
   return turn;
@@ -232,39 +249,53 @@ const DevicePlan& PreparedCudaPlan::tables(const Operands& operands) const {
   return *tables_of(variant_for(operands)).plan;
 }
 
+const std::vector<std::vector<plan::RowRun>>& PreparedCudaPlan::rows_of(Cut cut) {
+  std::vector<std::vector<plan::RowRun>>& rows = rows_of_[static_cast<std::size_t>(cut)];
+  if (rows.empty()) rows = rows_of_launches(plan_, launches(cut));
+  return rows;
+}
+
 bool PreparedCudaPlan::Key::operator==(const Key& other) const {
   return a == other.a && b == other.b && output == other.output && workspace == other.workspace &&
          lda == other.lda && ldb == other.ldb && ldo == other.ldo && launch == other.launch &&
-         is_same(epilogue, other.epilogue);
+         cut == other.cut && is_same(epilogue, other.epilogue);
 }
 
-const PreparedGemm& PreparedCudaPlan::gemm(const Operands& operands, void* output, std::int64_t ldo,
-                                           Launch launch, int num_sms, bool is_captured, DeviceGates gates) {
+const PreparedGemms& PreparedCudaPlan::gemm(const Operands& operands, const GemmCall& call) {
   const Epilogue epilogue =
-      launch != Launch::kPlain && fuses_epilogue(operands.epilogue) ? operands.epilogue : Epilogue{};
-  const Key key{operands.a, operands.b, output, scratch(), operands.lda, operands.ldb, ldo, launch, epilogue};
+      call.launch != Launch::kPlain && fuses_epilogue(operands.epilogue) ? operands.epilogue : Epilogue{};
+  const Key key{operands.a,   operands.b, call.output, scratch(), operands.lda,
+                operands.ldb, call.ldo,   call.launch, call.cut,  epilogue};
   auto found =
-      std::find_if(launches_.begin(), launches_.end(), [&](const Entry& entry) { return entry.key == key; });
-  if (found == launches_.end()) {
+      std::find_if(gemms_.begin(), gemms_.end(), [&](const Entry& entry) { return entry.key == key; });
+  if (found == gemms_.end()) {
     // Their descriptors may be in device memory, which graphs keep, and calls that are not done.
-    if (launches_.size() >= kKept && !is_in_use())
-      std::erase_if(launches_, [](const Entry& entry) { return !entry.is_captured; });
-    SignalGemmArguments arguments = arguments_of(operands, output, ldo, launch);
-    arguments.finish.epilogue = epilogue;
-    arguments.finish.has_epilogue = !is_plain(epilogue);
-    arguments.num_sms = num_sms;
-    const SignalGemmVariant& variant = variant_for(operands);
-    if (launch == Launch::kGated) add_gates(gates, tables_of(variant), arguments);
-    launches_.push_back({key, variant.prepare(arguments)});
-    found = std::prev(launches_.end());
+    if (gemms_.size() >= kKept && !is_in_use())
+      std::erase_if(gemms_, [](const Entry& entry) { return !entry.is_captured; });
+    gemms_.push_back({key, prepare_gemms(operands, epilogue, call)});
+    found = std::prev(gemms_.end());
   }
-  found->is_captured |= is_captured;
-  return *found->gemm;
+  found->is_captured |= call.is_captured;
+  return found->gemms;
 }
 
-SignalGemmArguments PreparedCudaPlan::arguments_of(const Operands& operands, void* output, std::int64_t ldo,
-                                                   Launch launch) const {
-  const bool plain = launch == Launch::kPlain;
+PreparedGemms PreparedCudaPlan::prepare_gemms(const Operands& operands, const Epilogue& epilogue,
+                                              const GemmCall& call) const {
+  SignalGemmArguments arguments = arguments_of(operands, call);
+  arguments.finish.epilogue = epilogue;
+  arguments.finish.has_epilogue = !is_plain(epilogue);
+  arguments.num_sms = call.num_sms;
+  const SignalGemmVariant& variant = variant_for(operands);
+  const bool has_gates = call.launch == Launch::kGated || (call.launch == Launch::kDecomposed && is_gated());
+  if (has_gates) add_gates(call.gates, tables_of(variant), arguments);
+  PreparedGemms gemms;
+  for (const LaunchRange& range : launches(call.cut))
+    gemms.push_back(variant.prepare(call.cut == Cut::kNowhere ? arguments : part_of(arguments, range)));
+  return gemms;
+}
+
+SignalGemmArguments PreparedCudaPlan::arguments_of(const Operands& operands, const GemmCall& call) const {
+  const bool plain = call.launch == Launch::kPlain;
   SignalGemmArguments arguments;
   arguments.m = static_cast<int>(plan_.grid.rows());
   arguments.n = static_cast<int>(plan_.grid.cols());
@@ -278,16 +309,17 @@ SignalGemmArguments PreparedCudaPlan::arguments_of(const Operands& operands, voi
   arguments.blocks = blocks_of(operands);
   arguments.packed = plain || plan_.packed_size == 0 ? nullptr : packed();
   arguments.packed_size = plain ? 0 : plan_.packed_size;
-  arguments.output = plain || writes_in_place() ? output : nullptr;
-  arguments.ldd = ldo;
+  arguments.output = plain || writes_in_place() ? call.output : nullptr;
+  arguments.ldd = call.ldo;
   if (!plain) {
     arguments.output_rows = static_cast<int>(plan_.output_rows);
     arguments.output_cols = static_cast<int>(plan_.output_cols);
   }
   const VariantTables& tables = tables_of(variant_for(operands));
   arguments.tables = plain ? tables.plan->plain_tables() : tables.plan->tables();
-  // Where no transfer follows a group nobody waits, and nobody would set the counters back.
-  arguments.counters = plain || !any_group_awaited_ ? nullptr : tables.plan->counters();
+  // Where no transfer follows a group, or by an event, nobody waits, and nobody would set the counters back.
+  const bool counts = !plain && call.launch != Launch::kDecomposed && any_group_awaited_;
+  arguments.counters = counts ? tables.plan->counters() : nullptr;
   arguments.begun = static_cast<int>(tables.begun);
   arguments.sums = tables.begun > 0 ? begun_sums() : nullptr;
   return arguments;

@@ -11,6 +11,7 @@
 #include "device_plan.h"
 #include "flashoverlap/cuda_context.h"
 #include "flashoverlap/executor.h"
+#include "launches.h"
 #include "serial_baseline.h"
 
 namespace flashoverlap::cuda {
@@ -20,11 +21,14 @@ namespace flashoverlap::cuda {
 /// executor take a larger one.
 using Workspace = const DeviceBuffer;
 
+/// One for each launch.
+using PreparedGemms = std::vector<std::unique_ptr<PreparedGemm>>;
+
 class PreparedCudaPlan {
  public:
-  /// `sums`: who adds up partial sums.
+  /// `sums`: who adds up partial sums. `form`: of the GEMM in Mode::kRun.
   PreparedCudaPlan(int device, OverlapPlan plan, std::vector<const SignalGemmVariant*> variants,
-                   bool as_serial, SumBy sums, int gemm_sms);
+                   bool as_serial, SumBy sums, GemmForm form, int gemm_sms);
 
   [[nodiscard]] const OverlapPlan& plan() const { return plan_; }
   /// Of launches beside communication.
@@ -83,13 +87,36 @@ class PreparedCudaPlan {
   /// Whether the GEMM itself applies this epilogue to its tiles.
   [[nodiscard]] bool fuses_epilogue(const Epilogue& epilogue) const;
 
-  /// How a launch differs from others on the same matrices.
-  enum class Launch { kRun, kGated, kPlain };
-  /// The launch for these matrices; made on their first use, then kept. kPlain: tiles in place, not counted.
-  /// kGated: tiles wait, at their start or at their end, as `gates` says, whose table is filled in here.
-  /// `is_captured`: by a CUDA graph, which needs the launch's memory as long as the plan lives.
-  const PreparedGemm& gemm(const Operands& operands, void* output, std::int64_t ldo, Launch launch,
-                           int num_sms, bool is_captured, DeviceGates gates);
+  /// Whether a call's GEMM is cut where slices arrive and leave. Behind all transfers it need not be.
+  [[nodiscard]] bool is_decomposed() const {
+    return form_ == GemmForm::kDecomposed && serial_ == nullptr && !waits_for_all_;
+  }
+  /// The launches of a GEMM that is cut so.
+  [[nodiscard]] const std::vector<LaunchRange>& launches(Cut cut) const {
+    return launches_[static_cast<std::size_t>(cut)];
+  }
+  /// The rows of A that each of them needs and none before it; see rows_of_launches.
+  const std::vector<std::vector<plan::RowRun>>& rows_of(Cut cut);
+
+  /// How a GEMM differs from others on the same matrices.
+  enum class Launch {
+    kRun,
+    kGated,      ///< Tiles wait, at their start or at their end.
+    kPlain,      ///< Tiles in place, not counted.
+    kDecomposed  ///< Tiles not counted; their gates are open.
+  };
+  struct GemmCall {
+    void* output = nullptr;
+    std::int64_t ldo = 0;
+    Launch launch = Launch::kRun;
+    Cut cut = Cut::kNowhere;
+    int num_sms = 0;
+    bool is_captured =
+        false;          ///< By a CUDA graph, which needs the launch's memory as long as the plan lives.
+    DeviceGates gates;  ///< Of tiles that wait, or would; the table is filled in here.
+  };
+  /// The GEMM for these matrices, in `launches(call.cut)`; made on their first use, then kept.
+  const PreparedGemms& gemm(const Operands& operands, const GemmCall& call);
   /// Whether these matrices have been seen, so that they need no check again.
   [[nodiscard]] bool knows(const Operands& operands) const;
   void remember(const Operands& operands);
@@ -110,12 +137,13 @@ class PreparedCudaPlan {
     const void* workspace = nullptr;
     std::int64_t lda = 0, ldb = 0, ldo = 0;
     Launch launch = Launch::kRun;
+    Cut cut = Cut::kNowhere;
     Epilogue epilogue;
     bool operator==(const Key& other) const;
   };
   struct Entry {
     Key key;
-    std::unique_ptr<PreparedGemm> gemm;
+    PreparedGemms gemms;
     bool is_captured = false;
   };
   /// What launches read that depends on the variant.
@@ -132,12 +160,14 @@ class PreparedCudaPlan {
   [[nodiscard]] std::vector<OperandBlock> blocks_of(const Operands& operands) const;
   [[nodiscard]] std::int64_t dense_bytes() const;
   [[nodiscard]] std::int64_t begun_bytes() const;
-  [[nodiscard]] SignalGemmArguments arguments_of(const Operands& operands, void* output, std::int64_t ldo,
-                                                 Launch launch) const;
+  [[nodiscard]] SignalGemmArguments arguments_of(const Operands& operands, const GemmCall& call) const;
+  [[nodiscard]] PreparedGemms prepare_gemms(const Operands& operands, const Epilogue& epilogue,
+                                            const GemmCall& call) const;
   void add_gates(DeviceGates gates, const VariantTables& tables, SignalGemmArguments& arguments) const;
 
   int device_;
   int gemm_sms_;
+  GemmForm form_;
   OverlapPlan plan_;
   std::vector<const SignalGemmVariant*> variants_;
   /// Of each of the variants.
@@ -147,6 +177,9 @@ class PreparedCudaPlan {
   DeviceBuffer finish_;
   DeviceBuffer added_;
   std::unique_ptr<SerialBaseline> serial_;
+  static constexpr std::size_t kCuts = 3;
+  std::array<std::vector<LaunchRange>, kCuts> launches_;               // by Cut
+  std::array<std::vector<std::vector<plan::RowRun>>, kCuts> rows_of_;  // the same; made where they are needed
   std::shared_ptr<Workspace> workspace_;
   std::shared_ptr<Workspace> replaced_;  // the one before, with which the device may still work
   bool is_workspace_settled_ = false;
@@ -161,7 +194,7 @@ class PreparedCudaPlan {
   bool waits_for_all_ = false;
   bool fuses_epilogues_ = false;
   static constexpr std::size_t kKept = 16;  // launches, or operands
-  std::vector<Entry> launches_;
+  std::vector<Entry> gemms_;
   std::vector<Operands> known_;
   std::size_t next_known_ = 0;
   DeviceBuffer plain_output_;

@@ -21,12 +21,14 @@ struct GatherCase {
   std::int64_t num_slices = 0;  ///< Of the sliced baseline; 0: without.
   std::int64_t seed = 0;
   bool with_epilogue = false;
+  GemmForm form = GemmForm::kPersistent;
 
   [[nodiscard]] std::int64_t gathered() const { return of_weight ? n : m; }
   [[nodiscard]] std::string text() const {
     std::ostringstream text;
-    text << (of_weight ? "sharded weight" : "all-gather") << " m=" << m << " n=" << n << " k=" << k << ", "
-         << slices.parts << " parts, " << num_slices << " slices, seed " << seed << ", sizes";
+    text << name_of(form) << (of_weight ? " sharded weight" : " all-gather") << " m=" << m << " n=" << n
+         << " k=" << k << ", " << slices.parts << " parts, " << num_slices << " slices, seed " << seed
+         << ", sizes";
     for (const std::int64_t size : slices.sizes) text << " " << size;
     return text.str();
   }
@@ -145,10 +147,10 @@ class GatherCall {
   static std::unique_ptr<GemmOperator> make(Rank& rank, const GatherCase& call) {
     const GemmOptions gemm{.m = call.m, .n = call.n, .k = call.k, .dtype = DType::kFloat16, .partition = {}};
     if (call.of_weight) {
-      return std::make_unique<ShardedWeightGemm>(*rank.context, gemm, call.slices,
+      return std::make_unique<ShardedWeightGemm>(rank.context_of(call.form), gemm, call.slices,
                                                  BaselineOptions{call.num_slices});
     }
-    return std::make_unique<AllGatherGemm>(*rank.context, gemm, call.slices,
+    return std::make_unique<AllGatherGemm>(rank.context_of(call.form), gemm, call.slices,
                                            BaselineOptions{call.num_slices});
   }
 
@@ -184,12 +186,13 @@ GatherCase random_gather(Random& random, int world_size, bool of_weight) {
   return call;
 }
 
-void random_gathers(bool of_weight, std::uint64_t salt) {
+void random_gathers(bool of_weight, std::uint64_t salt, GemmForm form = GemmForm::kPersistent) {
   for (const int world : world_sizes()) {
     for (const CommunicatorKind kind : kinds_for(world)) {
       Random random(salt + static_cast<std::uint64_t>(world));
       for (int i = 0; i < 8; ++i) {
-        const GatherCase call = random_gather(random, world, of_weight);
+        GatherCase call = random_gather(random, world, of_weight);
+        call.form = form;
         shared_group(world, kind).run([&](Rank& rank) { GatherCall(rank, call).run_and_check_all(); });
       }
     }
@@ -204,6 +207,11 @@ GPU_TEST(all_gather_gemm_random) {
 
 GPU_TEST(all_gather_weight_random) {
   random_gathers(true, 30);
+}
+
+GPU_TEST(all_gather_decomposed_random) {
+  random_gathers(false, 25, GemmForm::kDecomposed);
+  random_gathers(true, 35, GemmForm::kDecomposed);
 }
 
 GPU_TEST(all_gather_announced_by_stream_memory) {
@@ -259,17 +267,20 @@ GPU_TEST(all_gather_calls_in_a_row_with_late_ranks) {
     call.m = 512;
     call.n = 256;
     call.k = 128;
-    group.run([&](Rank& rank) {
-      GatherCall own(rank, call);
-      for (int i = 0; i < 6; ++i) {
-        if (rank.rank == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(30));
-        own.run_and_check(Method::kOverlap, 10 * i);
-      }
-      own.fill(Method::kOverlap, 99);
-      for (int i = 0; i < 20; ++i) own.enqueue(Method::kOverlap);
-      rank.stream->synchronize();
-      own.check(Method::kOverlap, 99);
-    });
+    for (const GemmForm form : kForms) {
+      call.form = form;
+      group.run([&](Rank& rank) {
+        GatherCall own(rank, call);
+        for (int i = 0; i < 6; ++i) {
+          if (rank.rank == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+          own.run_and_check(Method::kOverlap, 10 * i);
+        }
+        own.fill(Method::kOverlap, 99);
+        for (int i = 0; i < 20; ++i) own.enqueue(Method::kOverlap);
+        rank.stream->synchronize();
+        own.check(Method::kOverlap, 99);
+      });
+    }
   }
 }
 
@@ -319,7 +330,7 @@ GPU_TEST(all_gather_in_a_graph) {
   call.m = 700;
   call.n = 300;
   call.k = 64;
-  group.run([&](Rank& rank) {
+  const auto capture = [&](Rank& rank) {
     GatherCall own(rank, call);
     own.run_and_check(Method::kOverlap, 1);
     auto* const stream = static_cast<cudaStream_t>(rank.native_stream());
@@ -337,7 +348,11 @@ GPU_TEST(all_gather_in_a_graph) {
     }
     FLASHOVERLAP_CUDA_CHECK(cudaGraphExecDestroy(replay));
     FLASHOVERLAP_CUDA_CHECK(cudaGraphDestroy(graph));
-  });
+  };
+  for (const GemmForm form : kForms) {
+    call.form = form;
+    group.run(capture);
+  }
 }
 
 GPU_TEST(all_gather_refuses_what_cannot_run) {
@@ -367,6 +382,10 @@ GPU_TEST(all_gather_refuses_what_cannot_run) {
   (void)make_cuda_executor(engines.front(), no_room)->prepare(plan_all_gather_gemm(shape, {}));
   GPU_EXPECT_ERROR((void)cramped->prepare(plan_tail_free_reduce_scatter(shape, {})), "needs SMs left");
   GPU_EXPECT_ERROR((void)cramped->prepare(plan_all_to_all_gemm(shape, {})), "needs SMs left");
+  // Nothing that waits takes an SM.
+  no_room.form = GemmForm::kDecomposed;
+  no_room.wait = GroupWait::kKernel;
+  (void)make_cuda_executor(communicators.front(), no_room)->prepare(plan_all_gather_gemm(shape, {}));
 
   if (why_no_nccl(2).empty()) {
     shared_group(2, CommunicatorKind::kNccl).run([&](Rank& rank) {
@@ -396,7 +415,7 @@ GPU_TEST(all_gather_refuses_what_cannot_run) {
 
 // A rank that makes no call: the others throw within the time-out, and the GEMM that waits for its slice
 // ends.
-GPU_TEST(all_gather_without_one_rank) {
+static void gather_without_one_rank(GemmForm form) {
   for (const CommunicatorKind kind : kinds_for(2)) {
     if (ranks_are_processes()) throw Skip("the ranks of other processes end with their own error");
     GroupOptions options = few_sms(kind);
@@ -408,6 +427,7 @@ GPU_TEST(all_gather_without_one_rank) {
       call.m = 512;
       call.n = 256;
       call.k = 64;
+      call.form = form;
       errors = group.run_all(
           [&](Rank& rank) {
             GatherCall own(rank, call);
@@ -421,8 +441,16 @@ GPU_TEST(all_gather_without_one_rank) {
     }
     GPU_EXPECT(errors[0].find("all-gather-gemm") != std::string::npos &&
                    errors[0].find("slice") != std::string::npos,
-               name_of(kind) << ": rank 0 says: " << errors[0]);
+               name_of(kind) << ", " << name_of(form) << ": rank 0 says: " << errors[0]);
   }
+}
+
+GPU_TEST(all_gather_without_one_rank) {
+  gather_without_one_rank(GemmForm::kPersistent);
+}
+
+GPU_TEST(all_gather_decomposed_without_one_rank) {
+  gather_without_one_rank(GemmForm::kDecomposed);
 }
 
 }  // namespace flashoverlap::gpu_test

@@ -24,12 +24,14 @@ struct FromHeadsCase {
   std::int64_t seed = 0;
   std::int64_t padding = 0;  ///< Elements between the rows of B and of the output.
   bool with_epilogue = false;
+  GemmForm form = GemmForm::kPersistent;
 
   [[nodiscard]] std::string text() const {
     std::ostringstream text;
-    text << "all-to-all + GEMM m=" << m << " n=" << n << " k=" << k << " " << flashoverlap::name_of(dtype)
-         << ", " << heads.columns.parts << " parts, " << num_slices << " slices, seed " << seed
-         << ", padding " << padding << (with_epilogue ? ", epilogue" : "") << ", rows";
+    text << name_of(form) << " all-to-all + GEMM m=" << m << " n=" << n << " k=" << k << " "
+         << flashoverlap::name_of(dtype) << ", " << heads.columns.parts << " parts, " << num_slices
+         << " slices, seed " << seed << ", padding " << padding << (with_epilogue ? ", epilogue" : "")
+         << ", rows";
     for (const std::int64_t size : heads.rows.sizes) text << " " << size;
     text << ", columns";
     for (const std::int64_t size : heads.columns.sizes) text << " " << size;
@@ -43,8 +45,9 @@ class FromHeadsCall {
   FromHeadsCall(Rank& rank, const FromHeadsCase& call)
       : rank_(rank),
         call_(call),
-        op_(*rank.context, {.m = call.m, .n = call.n, .k = call.k, .dtype = call.dtype, .partition = {}},
-            call.heads, BaselineOptions{call.num_slices}),
+        op_(rank.context_of(call.form),
+            {.m = call.m, .n = call.n, .k = call.k, .dtype = call.dtype, .partition = {}}, call.heads,
+            BaselineOptions{call.num_slices}),
         a_(call.m, op_.num_columns(), op_.num_columns(), call.dtype),
         b_(call.n, call.k, call.k + call.padding, call.dtype),
         out_(op_.output_rows(), call.n, call.n + call.padding, call.dtype),
@@ -173,18 +176,27 @@ FromHeadsCase random_case(Random& random, int world_size, bool is_large) {
   return call;
 }
 
-}  // namespace
-
-GPU_TEST(all_to_all_gemm_random) {
+void random_cases(std::uint64_t salt, GemmForm form) {
   for (const int world : world_sizes()) {
     for (const CommunicatorKind kind : kinds_for(world)) {
-      Random random(110 + static_cast<std::uint64_t>(world));
+      Random random(salt + static_cast<std::uint64_t>(world));
       for (int i = 0; i < 10; ++i) {
-        const FromHeadsCase call = random_case(random, world, i % 4 == 3);
+        FromHeadsCase call = random_case(random, world, i % 4 == 3);
+        call.form = form;
         shared_group(world, kind).run([&](Rank& rank) { FromHeadsCall(rank, call).run_and_check_all(); });
       }
     }
   }
+}
+
+}  // namespace
+
+GPU_TEST(all_to_all_gemm_random) {
+  random_cases(110, GemmForm::kPersistent);
+}
+
+GPU_TEST(all_to_all_gemm_decomposed_random) {
+  random_cases(115, GemmForm::kDecomposed);
 }
 
 GPU_TEST(all_to_all_gemm_announced_by_stream_memory) {
@@ -209,21 +221,24 @@ GPU_TEST(all_to_all_gemm_calls_in_a_row_with_late_ranks) {
     call.m = 2048;
     call.n = 768;
     call.k = 128;
-    group.run([&](Rank& rank) {
-      FromHeadsCall own(rank, call);
-      for (int i = 0; i < 6; ++i) {
-        if (rank.rank == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(30));
-        own.run_and_check(Method::kOverlap, 10 * i);
-      }
-      own.fill(Method::kOverlap, 99);
-      for (int i = 0; i < 20; ++i) own.enqueue(Method::kOverlap);
-      rank.stream->synchronize();
-      own.check(Method::kOverlap, 99);
-      // The parts of a call alone leave nothing behind either.
-      for (const Mode mode : {Mode::kGemmOnly, Mode::kPlainGemm, Mode::kCommunicationOnly})
-        own.enqueue(Method::kOverlap, mode);
-      own.run_and_check(Method::kOverlap, 100);
-    });
+    for (const GemmForm form : kForms) {
+      call.form = form;
+      group.run([&](Rank& rank) {
+        FromHeadsCall own(rank, call);
+        for (int i = 0; i < 6; ++i) {
+          if (rank.rank == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+          own.run_and_check(Method::kOverlap, 10 * i);
+        }
+        own.fill(Method::kOverlap, 99);
+        for (int i = 0; i < 20; ++i) own.enqueue(Method::kOverlap);
+        rank.stream->synchronize();
+        own.check(Method::kOverlap, 99);
+        // The parts of a call alone leave nothing behind either.
+        for (const Mode mode : {Mode::kGemmOnly, Mode::kPlainGemm, Mode::kCommunicationOnly})
+          own.enqueue(Method::kOverlap, mode);
+        own.run_and_check(Method::kOverlap, 100);
+      });
+    }
   }
 }
 

@@ -41,6 +41,10 @@ const char* name_of(CommunicatorKind kind) {
   return "copy-engine";
 }
 
+const char* name_of(GemmForm form) {
+  return form == GemmForm::kPersistent ? "persistent" : "decomposed";
+}
+
 namespace {
 
 struct Places {
@@ -231,6 +235,10 @@ void Group::connect(Rank& rank, const std::vector<std::shared_ptr<Communicator>>
   }
   rank.context =
       std::make_unique<Context>(rank.communicator, make_cuda_executor(rank.communicator, rank.options));
+  CudaOptions decomposed = rank.options;
+  decomposed.form = GemmForm::kDecomposed;
+  rank.decomposed =
+      std::make_unique<Context>(rank.communicator, make_cuda_executor(rank.communicator, decomposed));
   rank.stream = make_cuda_stream(rank.options);
 }
 

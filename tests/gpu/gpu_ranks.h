@@ -23,6 +23,9 @@ int patience();
 enum class CommunicatorKind { kNccl, kNcclRegistered, kNcclSymmetric, kLocal, kTwoStep, kCopyEngine };
 const char* name_of(CommunicatorKind kind);
 
+constexpr GemmForm kForms[] = {GemmForm::kPersistent, GemmForm::kDecomposed};
+const char* name_of(GemmForm form);
+
 /// Where ranks run from now on. Neither called: all on device 0.
 /// Rank r of a group runs on devices[r] where there are as many; larger groups share device 0.
 void use_devices(std::vector<int> devices);
@@ -70,7 +73,11 @@ struct Rank {
   CudaOptions options;
   std::shared_ptr<Communicator> communicator;
   std::unique_ptr<Context> context;
+  std::unique_ptr<Context> decomposed;  ///< The same with GemmForm::kDecomposed.
   std::unique_ptr<Stream> stream;
+  [[nodiscard]] Context& context_of(GemmForm form) const {
+    return form == GemmForm::kPersistent ? *context : *decomposed;
+  }
   [[nodiscard]] void* native_stream() const { return native_handle(*stream); }
 };
 

@@ -14,13 +14,14 @@ using test::LayerCase;
 using test::LayerKind;
 using test::LayerShapes;
 
-std::unique_ptr<layers::Place> place_of(const Rank& rank, DType dtype) {
-  return layers::make_cuda_place(*rank.context, rank.options, *rank.stream, dtype, readable_memory());
+std::unique_ptr<layers::Place> place_of(const Rank& rank, DType dtype,
+                                        GemmForm form = GemmForm::kPersistent) {
+  return layers::make_cuda_place(rank.context_of(form), rank.options, *rank.stream, dtype, readable_memory());
 }
 
-void check_layer(Group& group, const LayerCase& call, DType dtype) {
+void check_layer(Group& group, const LayerCase& call, DType dtype, GemmForm form = GemmForm::kPersistent) {
   group.run([&](Rank& rank) {
-    const std::unique_ptr<layers::Place> place = place_of(rank, dtype);
+    const std::unique_ptr<layers::Place> place = place_of(rank, dtype, form);
     const std::string fault = test::fault_of_any_method(*call.make(*place));
     GPU_EXPECT(fault.empty(), fault << ", rank " << rank.rank << ": " << call.text << " " << name_of(dtype));
   });
@@ -52,6 +53,18 @@ GPU_TEST(layer_attention_tpsp_random) {
 
 GPU_TEST(layer_attention_up_random) {
   random_layers(LayerKind::kAttentionUp, 4);
+}
+
+GPU_TEST(layers_decomposed_random) {
+  for (const int world : world_sizes()) {
+    for (const CommunicatorKind communicator : kinds_for(world)) {
+      LayerShapes shapes(seed() * 1000 + 6, world);
+      for (const LayerKind kind : test::kLayerKinds) {
+        check_layer(shared_group(world, communicator), shapes.pick_case(kind), DType::kBFloat16,
+                    GemmForm::kDecomposed);
+      }
+    }
+  }
 }
 
 // So many that scores are computed in several blocks of queries, the last one smaller.

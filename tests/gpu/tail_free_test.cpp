@@ -26,6 +26,7 @@ struct TailFreeCase {
   std::int64_t seed = 0;
   std::int64_t padding = 0;  ///< Elements between the rows of every matrix.
   bool with_epilogue = false;
+  GemmForm form = GemmForm::kPersistent;
 
   [[nodiscard]] std::int64_t row_begin(int rank, int world) const {
     return slice_begins(rows, m, world)[index(rank)];
@@ -44,10 +45,10 @@ struct TailFreeCase {
   }
   [[nodiscard]] std::string text() const {
     std::ostringstream text;
-    text << (to_heads ? "to heads" : "tail-free reduce-scatter") << " m=" << m << " n=" << n << " k=" << k
-         << " " << flashoverlap::name_of(dtype) << ", " << (to_heads ? columns : rows).parts << " parts, "
-         << num_slices << " slices, seed " << seed << ", padding " << padding
-         << (with_epilogue ? ", epilogue" : "") << ", rows";
+    text << name_of(form) << (to_heads ? " to heads" : " tail-free reduce-scatter") << " m=" << m
+         << " n=" << n << " k=" << k << " " << flashoverlap::name_of(dtype) << ", "
+         << (to_heads ? columns : rows).parts << " parts, " << num_slices << " slices, seed " << seed
+         << ", padding " << padding << (with_epilogue ? ", epilogue" : "") << ", rows";
     for (const std::int64_t size : rows.sizes) text << " " << size;
     text << ", columns";
     for (const std::int64_t size : columns.sizes) text << " " << size;
@@ -136,11 +137,11 @@ class TailFreeCall {
     const GemmOptions gemm{.m = call.m, .n = call.n, .k = call.k, .dtype = call.dtype, .partition = {}};
     const BaselineOptions baseline{call.num_slices};
     if (call.to_heads) {
-      return std::make_unique<GemmAllToAll>(*rank.context, gemm, HeadSlices{call.rows, call.columns},
-                                            baseline);
+      return std::make_unique<GemmAllToAll>(rank.context_of(call.form), gemm,
+                                            HeadSlices{call.rows, call.columns}, baseline);
     }
-    return std::make_unique<GemmReduceScatter>(*rank.context, gemm, OverlapMethod::kTailFree, call.rows,
-                                               baseline);
+    return std::make_unique<GemmReduceScatter>(rank.context_of(call.form), gemm, OverlapMethod::kTailFree,
+                                               call.rows, baseline);
   }
 
   /// bf16 and fp16 hold these exactly, in every order of summation.
@@ -213,12 +214,13 @@ TailFreeCase random_case(Random& random, int world_size, bool to_heads) {
   return call;
 }
 
-void random_cases(bool to_heads, std::uint64_t salt) {
+void random_cases(bool to_heads, std::uint64_t salt, GemmForm form = GemmForm::kPersistent) {
   for (const int world : world_sizes()) {
     for (const CommunicatorKind kind : kinds_for(world)) {
       Random random(salt + static_cast<std::uint64_t>(world));
       for (int i = 0; i < 8; ++i) {
-        const TailFreeCase call = random_case(random, world, to_heads);
+        TailFreeCase call = random_case(random, world, to_heads);
+        call.form = form;
         shared_group(world, kind).run([&](Rank& rank) { TailFreeCall(rank, call).run_and_check_all(); });
       }
     }
@@ -233,6 +235,11 @@ GPU_TEST(tail_free_reduce_scatter_random) {
 
 GPU_TEST(tail_free_heads_random) {
   random_cases(true, 80);
+}
+
+GPU_TEST(tail_free_decomposed_random) {
+  random_cases(false, 75, GemmForm::kDecomposed);
+  random_cases(true, 85, GemmForm::kDecomposed);
 }
 
 GPU_TEST(tail_free_announced_by_stream_memory) {
@@ -257,25 +264,29 @@ GPU_TEST(tail_free_calls_in_a_row_with_late_ranks) {
     call.m = 512;
     call.n = 256;
     call.k = 128;
-    group.run([&](Rank& rank) {
-      TailFreeCall own(rank, call);
-      for (int i = 0; i < 6; ++i) {
-        if (rank.rank == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(30));
-        own.run_and_check(Method::kOverlap, 10 * i);
-      }
-      own.fill(99);
-      for (int i = 0; i < 20; ++i) own.enqueue(Method::kOverlap);
-      rank.stream->synchronize();
-      own.check(Method::kOverlap, 99);
-    });
+    for (const GemmForm form : kForms) {
+      call.form = form;
+      group.run([&](Rank& rank) {
+        TailFreeCall own(rank, call);
+        for (int i = 0; i < 6; ++i) {
+          if (rank.rank == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+          own.run_and_check(Method::kOverlap, 10 * i);
+        }
+        own.fill(99);
+        for (int i = 0; i < 20; ++i) own.enqueue(Method::kOverlap);
+        rank.stream->synchronize();
+        own.check(Method::kOverlap, 99);
+      });
+    }
   }
 }
 
 // The product over no columns: nothing is computed, and the sum of nothing is zero.
 GPU_TEST(tail_free_without_depth) {
-  for (const bool to_heads : {false, true}) {
+  for (int i = 0; i < 4; ++i) {
     TailFreeCase call;
-    call.to_heads = to_heads;
+    call.to_heads = i % 2 == 1;
+    call.form = kForms[i / 2];
     call.m = 300;
     call.n = 200;
     call.k = 0;

@@ -84,7 +84,7 @@ class ChangedExecutor final : public Executor {
   Change change_;
 };
 
-// As on GPUs: attention of all queries comes before the output projection.
+// Then attention of all queries comes before the output projection.
 TEST_F(Layers, AttentionNeedsNoExecutorThatMakesRows) {
   LayerShapes shapes(rng_(), 2);
   for (const DType dtype : kTypes) {

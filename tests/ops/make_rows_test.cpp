@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/row_runs.h"
 #include "flashoverlap/cpu_executor.h"
+#include "plan/row_runs.h"
 #include "support/ops_call.h"
 #include "support/seed.h"
 #include "support/throws.h"
@@ -201,7 +201,7 @@ TEST(MakeRowsFailures, WhereATravelsItIsRefused) {
   });
 }
 
-/// As an executor of GPUs: it cannot call back.
+/// One that cannot call back.
 class OtherExecutor final : public Executor {
  public:
   explicit OtherExecutor(std::unique_ptr<Executor> inner) : inner_(std::move(inner)) {}
@@ -242,18 +242,18 @@ OverlapPlan plan_of(const TileGrid& grid) {
 TEST(RowRuns, TilesSideBySideReadTheSameRows) {
   const Problem left{.row_begin = 0, .rows = 10, .cols = 7};
   const Problem right{.row_begin = 0, .rows = 10, .col_begin = 7, .cols = 5};
-  const cpu::RowRuns runs(plan_of(TileGrid({left, right}, 3, 4, 4)));
+  const plan::RowRuns runs(plan_of(TileGrid({left, right}, 3, 4, 4)));
   ASSERT_EQ(runs.size(), 3);
   EXPECT_EQ(runs.at(2).first, 8);
   EXPECT_EQ(runs.at(2).count, 2);
-  EXPECT_EQ(cpu::RowRuns(plan_of(TileGrid({left}, 3, 4, 4))).of_tile(5), 2);
+  EXPECT_EQ(plan::RowRuns(plan_of(TileGrid({left}, 3, 4, 4))).of_tile(5), 2);
 }
 
 TEST(RowRuns, RowsInCommonInPartAreRefused) {
   const Problem left{.row_begin = 0, .rows = 10, .cols = 7};
   const auto with = [&](std::int64_t row_begin, std::int64_t rows) {
     const Problem right{.row_begin = row_begin, .rows = rows, .col_begin = 7, .cols = 5};
-    return cpu::RowRuns(plan_of(TileGrid({left, right}, 3, 4, 4)));
+    return plan::RowRuns(plan_of(TileGrid({left, right}, 3, 4, 4)));
   };
   FLASHOVERLAP_EXPECT_THROW(ErrorKind::kUnsupported, "some tiles read rows up to 4, others from 2 on",
                             static_cast<void>(with(2, 8)));

@@ -1,10 +1,10 @@
-#include "cpu/row_runs.h"
+#include "plan/row_runs.h"
 
 #include <map>
 
 #include "core/fail.h"
 
-namespace flashoverlap::cpu {
+namespace flashoverlap::plan {
 
 RowRuns::RowRuns(const OverlapPlan& plan) : of_tile_(static_cast<std::size_t>(plan.grid.num_tiles())) {
   std::map<std::int64_t, std::int64_t> by_first_row;
@@ -31,4 +31,4 @@ RowRuns::RowRuns(const OverlapPlan& plan) : of_tile_(static_cast<std::size_t>(pl
   }
 }
 
-}  // namespace flashoverlap::cpu
+}  // namespace flashoverlap::plan
