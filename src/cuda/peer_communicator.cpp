@@ -89,18 +89,19 @@ class PeerCommunicator final : public Communicator, public PeerReader {
     }
     PeerCall call{"all-reduce", send, receive, {count}, {}, dtype, label};
     const auto bytes = static_cast<double>(count * size_of(dtype));
-    run(std::move(call), stream, 2.0 * bytes * (size() - 1) / size(),
-        [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
-          // Rank r sums stretch r of everybody's input and writes it into everybody's output: each byte is
-          // read and written once.
-          PeerReduceParams params{
-              .num_from = size(), .num_to = size(), .count = stretch_begin(count, rank_ + 1, dtype) - begin};
-          for (int r = 0; r < size(); ++r) {
-            params.from[r] = at(calls[index(r)].send, begin, dtype);
-            params.to[r] = at(calls[index(r)].receive, begin, dtype);
-          }
-          launch_peer_reduce(params, dtype, options_.max_ctas, on);
-        });
+    run_paced(std::move(call), stream, 2.0 * bytes * (size() - 1) / size(),
+              [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
+                // Rank r sums stretch r of everybody's input and writes it into everybody's output: each byte
+                // is read and written once.
+                PeerReduceParams params{.num_from = size(),
+                                        .num_to = size(),
+                                        .count = stretch_begin(count, rank_ + 1, dtype) - begin};
+                for (int r = 0; r < size(); ++r) {
+                  params.from[r] = at(calls[index(r)].send, begin, dtype);
+                  params.to[r] = at(calls[index(r)].receive, begin, dtype);
+                }
+                launch_peer_reduce(params, dtype, options_.max_ctas, on);
+              });
   }
 
   void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
@@ -127,7 +128,7 @@ class PeerCommunicator final : public Communicator, public PeerReader {
     const std::int64_t sent = sum(send_counts, size()) - send_counts[index(rank_)];
     const std::int64_t received = sum(receive_counts, size()) - receive_counts[index(rank_)];
     const auto bytes = static_cast<double>(std::max(sent, received) * size_of(dtype));
-    run(std::move(call), stream, bytes, [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
+    run_paced(std::move(call), stream, bytes, [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
       PeerCopyParams params{};
       for (int i = 0; i < size(); ++i) {
         const int r = peer_at(i);
@@ -149,15 +150,15 @@ class PeerCommunicator final : public Communicator, public PeerReader {
                   std::span<void* const> to, DType dtype, Stream& stream,
                   const TransferLabel& label) override {
     const auto bytes = static_cast<double>(count * size_of(dtype));
-    run({"reading of partial sums", send, nullptr, {size}, {}, dtype, label}, stream,
-        bytes * (this->size() - 1), [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
-          PeerCopyParams params{};
-          for (int i = 1; i < this->size(); ++i) {
-            const int r = peer_at(i);
-            add_copy(params, at(calls[index(r)].send, begin, dtype), to[index(r)], count);
-          }
-          copy(params, dtype, on);
-        });
+    run_paced({"reading of partial sums", send, nullptr, {size}, {}, dtype, label}, stream,
+              bytes * (this->size() - 1), [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
+                PeerCopyParams params{};
+                for (int i = 1; i < this->size(); ++i) {
+                  const int r = peer_at(i);
+                  add_copy(params, at(calls[index(r)].send, begin, dtype), to[index(r)], count);
+                }
+                copy(params, dtype, on);
+              });
   }
 
   void exchange_messages(std::span<const PeerMessage> sends, std::span<const PeerMessage> receives,
@@ -166,21 +167,18 @@ class PeerCommunicator final : public Communicator, public PeerReader {
     PeerCall call{"exchange of messages", nullptr, nullptr, {}, {}, dtype, label};
     call.sends.assign(sends.begin(), sends.end());
     call.receives.assign(receives.begin(), receives.end());
-    std::int64_t received = 0;
-    for (const PeerMessage& message : receives) received += message.count;
-    run(std::move(call), stream, static_cast<double>(received * size_of(dtype)),
-        [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
-          std::vector<std::size_t> next(index(size()), 0);  // among the sends of each rank
-          for (std::size_t i = 0; i < receives.size(); ++i) {
-            const std::vector<PeerMessage>& theirs = calls[index(receives[i].peer)].sends;
-            std::size_t& at = next[index(receives[i].peer)];
-            while (theirs[at].peer != rank_) ++at;  // it is there: the counts of all messages match
-            PeerCopyParams params{};
-            add_copy(params, theirs[at++].data, receives[i].data, receives[i].count);
-            copy(params, dtype, on);
-            arrived(i);
-          }
-        });
+    run(std::move(call), stream, [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
+      std::vector<std::size_t> next(index(size()), 0);  // among the sends of each rank
+      for (std::size_t i = 0; i < receives.size(); ++i) {
+        const std::vector<PeerMessage>& theirs = calls[index(receives[i].peer)].sends;
+        std::size_t& at = next[index(receives[i].peer)];
+        while (theirs[at].peer != rank_) ++at;  // it is there: the counts of all messages match
+        PeerCopyParams params{};
+        add_copy(params, theirs[at++].data, receives[i].data, receives[i].count);
+        pace(static_cast<double>(receives[i].count * size_of(dtype)), on, [&] { copy(params, dtype, on); });
+        arrived(i);
+      }
+    });
   }
 
   void send(const void* /*data*/, std::int64_t /*count*/, DType /*dtype*/, int peer, Stream& /*stream*/,
@@ -193,8 +191,8 @@ class PeerCommunicator final : public Communicator, public PeerReader {
   }
 
   void barrier(Stream& stream, const TransferLabel& label) override {
-    run({"barrier", nullptr, nullptr, {}, {}, DType::kFloat32, label}, stream, 0,
-        [](const auto&, cudaStream_t) {});
+    run_paced({"barrier", nullptr, nullptr, {}, {}, DType::kFloat32, label}, stream, 0,
+              [](const auto&, cudaStream_t) {});
   }
 
   std::vector<std::uint64_t> exchange(std::uint64_t value, const TransferLabel& label) override {
@@ -232,15 +230,15 @@ class PeerCommunicator final : public Communicator, public PeerReader {
                     const std::vector<std::int64_t>& counts, DType dtype, Stream& stream,
                     const TransferLabel& label) {
     const auto bytes = static_cast<double>(sum(counts, size()) * size_of(dtype));
-    run({kind, send, nullptr, counts, {}, dtype, label}, stream, bytes * (size() - 1) / size(),
-        [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
-          PeerReduceParams params{.num_from = size(), .num_to = 1, .count = counts[index(rank_)]};
-          const std::int64_t begin = sum(counts, rank_);
-          for (int r = 0; r < size(); ++r) params.from[r] = at(calls[index(r)].send, begin, dtype);
-          if (options_.copies == PeerCopy::kCopyEngine) fetch_for_sum(params, dtype, on);
-          params.to[0] = receive;
-          launch_peer_reduce(params, dtype, options_.max_ctas, on);
-        });
+    run_paced({kind, send, nullptr, counts, {}, dtype, label}, stream, bytes * (size() - 1) / size(),
+              [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
+                PeerReduceParams params{.num_from = size(), .num_to = 1, .count = counts[index(rank_)]};
+                const std::int64_t begin = sum(counts, rank_);
+                for (int r = 0; r < size(); ++r) params.from[r] = at(calls[index(r)].send, begin, dtype);
+                if (options_.copies == PeerCopy::kCopyEngine) fetch_for_sum(params, dtype, on);
+                params.to[0] = receive;
+                launch_peer_reduce(params, dtype, options_.max_ctas, on);
+              });
   }
 
   /// Copies what other ranks have into this device's memory, and leads the sum there: few SMs read that at
@@ -272,16 +270,17 @@ class PeerCommunicator final : public Communicator, public PeerReader {
   void gather(std::string_view kind, const void* send, void* receive, const std::vector<std::int64_t>& counts,
               DType dtype, Stream& stream, const TransferLabel& label) {
     const auto bytes = static_cast<double>(sum(counts, size()) * size_of(dtype));
-    run({kind, send, nullptr, counts, {}, dtype, label}, stream, bytes * (size() - 1) / size(),
-        [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
-          PeerCopyParams params{};
-          for (int i = 0; i < size(); ++i) {
-            const int r = peer_at(i);
-            void* const to = at(receive, sum(counts, r), dtype);
-            if (calls[index(r)].send != to) add_copy(params, calls[index(r)].send, to, counts[index(r)]);
-          }
-          copy(params, dtype, on);
-        });
+    run_paced({kind, send, nullptr, counts, {}, dtype, label}, stream, bytes * (size() - 1) / size(),
+              [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
+                PeerCopyParams params{};
+                for (int i = 0; i < size(); ++i) {
+                  const int r = peer_at(i);
+                  void* const to = at(receive, sum(counts, r), dtype);
+                  if (calls[index(r)].send != to)
+                    add_copy(params, calls[index(r)].send, to, counts[index(r)]);
+                }
+                copy(params, dtype, on);
+              });
   }
 
   // First element of rank r's stretch of an all-reduce; stretches begin at multiples of 16 bytes.
@@ -315,8 +314,10 @@ class PeerCommunicator final : public Communicator, public PeerReader {
                "the local GPU communicator has collectives only; {} (peer {}) needs NCCL", call, peer);
   }
 
+  /// Puts `work` into the stream once all ranks are there with `call`, and holds the stream until all are
+  /// done.
   template <class Work>
-  void run(PeerCall call, Stream& stream, double wire_bytes, Work&& work) {
+  void run(PeerCall call, Stream& stream, Work&& work) {
     const cudaStream_t on = cuda_stream_of(stream, "local communicator");
     const DeviceScope scope(device_);
     if (is_capturing(on)) {
@@ -328,18 +329,31 @@ class PeerCommunicator final : public Communicator, public PeerReader {
     for (int r = 0; r < size(); ++r) {
       if (r != rank_) group_->ready(r).wait_on(on);
     }
-    const double wire_us =
-        options_.link.bandwidth_gbps > 0 ? wire_bytes / (options_.link.bandwidth_gbps * 1e3) : 0;
-    const double paced_us = size() > 1 ? wire_us + options_.link.latency_us : 0;
-    auto* const begin = static_cast<std::uint64_t*>(pace_begin_.data());
-    if (paced_us > 0) launch_pace_begin(begin, on);
     work(calls, on);
-    if (paced_us > 0) launch_pace_end(begin, static_cast<std::uint64_t>(paced_us * 1e3), on);
     group_->done(rank_).record(on);
     group_->meet_again();
     for (int r = 0; r < size(); ++r) {
       if (r != rank_) group_->done(r).wait_on(on);
     }
+  }
+
+  template <class Work>
+  void run_paced(PeerCall call, Stream& stream, double wire_bytes, Work&& work) {
+    run(std::move(call), stream, [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
+      pace(wire_bytes, on, [&] { work(calls, on); });
+    });
+  }
+
+  /// Puts `work` into the stream such that it takes no less time than the link does for `wire_bytes`.
+  template <class Work>
+  void pace(double wire_bytes, cudaStream_t on, Work&& work) {
+    const double wire_us =
+        options_.link.bandwidth_gbps > 0 ? wire_bytes / (options_.link.bandwidth_gbps * 1e3) : 0;
+    const double paced_us = size() > 1 ? wire_us + options_.link.latency_us : 0;
+    auto* const begin = static_cast<std::uint64_t*>(pace_begin_.data());
+    if (paced_us > 0) launch_pace_begin(begin, on);
+    work();
+    if (paced_us > 0) launch_pace_end(begin, static_cast<std::uint64_t>(paced_us * 1e3), on);
   }
 
   std::shared_ptr<PeerGroup> group_;
