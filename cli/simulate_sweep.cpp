@@ -42,11 +42,6 @@ void take_given_partition(const TuneRequest& request, const MachineProfile& mach
   best.lower_bound_us = lower_bound_us(cost);
 }
 
-void require_equal_slices(const ProblemOptions& problem) {
-  if (problem.slices.sizes.empty()) return;
-  throw CLI::ValidationError("--slices", "of given sizes are simulated with --method tail-free only");
-}
-
 /// One rank's plan with the tile and units of `choice`.
 OverlapPlan plan_in_slices(const ProblemOptions& problem, const TuneChoice& choice, SlicedPlan which,
                            std::int32_t rank) {
@@ -97,10 +92,6 @@ void choose_way(const SimulateOptions& options, const TuneRequest& request, cons
   const ProblemOptions& problem = options.problem;
   if (problem.method == OverlapMethod::kTailFree) call.way = OverlapWay::kTailFree;
   if (problem.method != OverlapMethod::kAuto || !problem.partition.empty() || problem.ranks > kMostRanks) {
-    return;
-  }
-  if (!problem.slices.sizes.empty()) {  // of which only tail-free can be simulated
-    call.way = OverlapWay::kTailFree;
     return;
   }
   const auto plans_of = [&](const TuneChoice& choice) {
@@ -163,7 +154,6 @@ SimulatedCall simulate_call(const SimulateOptions& options, const MachineProfile
   if (call.way == OverlapWay::kTailFree) {
     simulate_tail_free(options, machine, call);
   } else {
-    require_equal_slices(options.problem);
     call.overlap = simulate_choice(request, call.tuned.best, machine, options.simulation);
     call.serial = simulate_choice(request, call.tuned.serial, machine, without_timeline);
   }

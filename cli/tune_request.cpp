@@ -33,6 +33,7 @@ TuneRequest tune_request(const ProblemOptions& problem, const MachineProfile& ma
   request.k = problem.k;
   request.dtype = problem.dtype;
   request.rows = problem.rows;
+  request.slice_sizes = problem.slices.sizes;
   request.routing = make_routing(problem);
   request.units = units;
   const std::int64_t swizzle = problem.swizzle == 0 ? 1 : problem.swizzle;

@@ -31,6 +31,7 @@ struct TuneRequest {
   std::int64_t k = 0;
   DType dtype = DType::kFloat32;
   RowOwnership rows = RowOwnership::kContiguous;  ///< Reduce-scatter only.
+  std::vector<std::int64_t> slice_sizes;          ///< Reduce-scatter only: of each rank's rows; empty: equal.
   Routing routing;                                ///< All-to-all only; one list per rank.
   std::vector<TileShape> tiles;                   ///< Candidates; empty: the machine's kernels of this dtype.
   std::vector<std::int64_t> communication_units;  ///< Candidates; empty: those of the machine's curves.
@@ -69,7 +70,8 @@ struct TuneResult {
 void measure_best(TuneResult& result, std::int64_t count,
                   const std::function<double(const TuneChoice&)>& measure);
 
-/// Plans of all ranks (all-to-all) or rank 0's (otherwise, where it stands for all) for one choice.
+/// Plans of all ranks (all-to-all, or slices of given sizes) or rank 0's (otherwise, where it stands for all)
+/// for one choice.
 [[nodiscard]] std::vector<OverlapPlan> plans_for(const TuneRequest& request, const TuneChoice& choice);
 
 /// Which was chosen, by how much, and why: a few lines of text.

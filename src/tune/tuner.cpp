@@ -28,13 +28,15 @@ PlanOptions with(PlanOptions options, const TileShape& tile, const Resources& re
   return options;
 }
 
-/// An uneven all-to-all differs from rank to rank; the others are alike.
+/// An uneven all-to-all differs from rank to rank; the others cost the same. `each`: a plan of each rank all
+/// the same.
 std::vector<OverlapPlan> make_plans(const PlanMaker& maker, const TileShape& tile, const Resources& resources,
-                                    const std::vector<std::int64_t>& partition) {
+                                    const std::vector<std::int64_t>& partition, bool each = false) {
   PlanOptions options = with(maker.call, tile, resources);
   options.partition = partition;
   std::vector<OverlapPlan> plans;
-  for (options.rank = 0; options.rank < (maker.ranks_are_alike() ? 1 : options.world_size); ++options.rank) {
+  const std::int32_t count = maker.ranks_are_alike() && !each ? 1 : options.world_size;
+  for (options.rank = 0; options.rank < count; ++options.rank) {
     plans.push_back(maker.build(options));
   }
   return plans;
@@ -118,6 +120,12 @@ PlanMaker maker_of(const TuneRequest& request) {
       maker.build = plan_all_reduce;
       return maker;
     case TransferKind::kReduceScatter:
+      if (!request.slice_sizes.empty()) {
+        const SliceOptions slices{.sizes = request.slice_sizes};
+        maker.waves = [=](const PlanOptions& options) { return num_waves_reduce_scatter(options, slices); };
+        maker.build = [=](const PlanOptions& options) { return plan_reduce_scatter(options, slices); };
+        return maker;
+      }
       maker.waves = [&](const PlanOptions& options) {
         return num_waves_reduce_scatter(options, request.rows);
       };
@@ -222,7 +230,8 @@ void measure_best(TuneResult& result, std::int64_t count,
 }
 
 std::vector<OverlapPlan> plans_for(const TuneRequest& request, const TuneChoice& choice) {
-  return make_plans(maker_of(request), choice.tile, choice.resources, choice.partition);
+  return make_plans(maker_of(request), choice.tile, choice.resources, choice.partition,
+                    !request.slice_sizes.empty());
 }
 
 }  // namespace flashoverlap

@@ -63,6 +63,18 @@ TEST_F(Tuner, TheChoiceIsNeverPredictedSlowerThanSerial) {
   }
 }
 
+TEST_F(Tuner, SlicesOfGivenSizesHaveAPlanForEachRank) {
+  const MachineProfile machine = load_machine_profile("4x-a100-nvlink");
+  TuneRequest call = request(TransferKind::kReduceScatter, 4, 2000, 1024, 512);
+  call.slice_sizes = {700, 0, 1000, 300};
+  const TuneResult result = tune_call(call, machine);
+  const std::vector<OverlapPlan> plans = plans_for(call, result.best);
+  ASSERT_EQ(plans.size(), 4U);
+  EXPECT_EQ(verify(plans).reason, "");
+  for (std::size_t rank = 0; rank < plans.size(); ++rank)
+    EXPECT_EQ(plans[rank].output_rows, call.slice_sizes[rank]);
+}
+
 /// A machine of `units` units that compute tiles of 256 x 192, `per_tile` together, and a curve of 16 of
 /// them.
 MachineProfile machine_of_clusters(std::int64_t units, std::int64_t per_tile) {
