@@ -8,21 +8,39 @@
 namespace flashoverlap::cli {
 namespace {
 
+/// One rank's layer with its place.
+struct GpuLayer {
+  GpuLayer(const std::shared_ptr<Communicator>& communicator, const CudaOptions& options, Stream& stream,
+           const LayerRun& run)
+      : context(communicator, make_cuda_executor(communicator, options)),
+        place(layers::make_cuda_place(context, options, stream, parse_dtype(run.dtype))),
+        layer(run.make_layer(*place)) {}
+
+  Context context;
+  std::unique_ptr<layers::Place> place;
+  std::unique_ptr<layers::Layer> layer;
+};
+
 void measure_rank(const std::shared_ptr<Communicator>& communicator, const CudaOptions& options,
                   const LayerRun& run, SharedLayer& shared) {
   const cuda::DeviceScope scope(options.device);
-  Context context(communicator, make_cuda_executor(communicator, options));
   const std::unique_ptr<Stream> stream = make_cuda_stream(options);
-  const std::unique_ptr<layers::Place> place =
-      layers::make_cuda_place(context, options, *stream, parse_dtype(run.dtype));
-  const std::unique_ptr<layers::Layer> layer = run.make_layer(*place);
+  const GpuLayer persistent(communicator, options, *stream, run);
+  std::optional<GpuLayer> decomposed;
+  if (run.gpu->decomposed) {
+    CudaOptions own = options;
+    own.form = GemmForm::kDecomposed;
+    decomposed.emplace(communicator, own, *stream, run);
+  }
   BatchTimer timer;
   // Of several calls back to back, see BatchTimer.
   const auto time_us = [&](const std::function<void()>& call) {
     constexpr int kCalls = 5;
     return timer.time_us(*communicator, *stream, kCalls, call);
   };
-  measure_layer_rank(*layer, time_us, communicator->rank(), run, shared);
+  measure_layer_rank(
+      {.layer = *persistent.layer, .decomposed = decomposed ? decomposed->layer.get() : nullptr}, time_us,
+      communicator->rank(), run, shared);
 }
 
 }  // namespace

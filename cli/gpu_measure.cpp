@@ -64,6 +64,19 @@ void read_from(const cuda::DeviceBuffer& from, std::vector<float>& values, Strea
   read_bytes(from, values.data(), bytes_of(values), stream);
 }
 
+OperatorForms::OperatorForms(const std::shared_ptr<Communicator>& communicator, const CudaOptions& options,
+                             bool decomposed, const Make& make) {
+  std::vector<GemmForm> wanted{GemmForm::kPersistent};
+  if (decomposed) wanted.push_back(GemmForm::kDecomposed);
+  for (const GemmForm form : wanted) {
+    CudaOptions own = options;
+    own.form = form;
+    auto context = std::make_unique<Context>(communicator, make_cuda_executor(communicator, own));
+    auto op = make(*context);
+    forms_.push_back({std::move(context), std::move(op)});
+  }
+}
+
 double BatchTimer::time_us(Communicator& communicator, Stream& stream, int calls,
                            const std::function<void()>& call) {
   (void)communicator.exchange(std::uint64_t{0}, {.operation = "start of a measured batch"});

@@ -1,10 +1,13 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "cuda/device.h"
 #include "flashoverlap/communicator.h"
+#include "flashoverlap/cuda_context.h"
+#include "flashoverlap/operators.h"
 #include "matrices.h"
 
 /// What runs on GPUs have in common: matrices there and back, and batches of calls that are timed.
@@ -20,6 +23,26 @@ void read_from(const cuda::DeviceBuffer& from, Matrix& matrix, Stream& stream);
 [[nodiscard]] cuda::DeviceBuffer on_device(int device, const std::vector<float>& values);
 void write_to(int device, cuda::DeviceBuffer& to, const std::vector<float>& values);
 void read_from(const cuda::DeviceBuffer& from, std::vector<float>& values, Stream& stream);
+
+/// One rank's operator, in a context of its own for each form of the GEMM that is measured. Collective.
+class OperatorForms {
+ public:
+  using Make = std::function<std::unique_ptr<GemmOperator>(Context&)>;
+  /// `decomposed`: GemmForm::kDecomposed, too.
+  OperatorForms(const std::shared_ptr<Communicator>& communicator, const CudaOptions& options,
+                bool decomposed, const Make& make);
+
+  [[nodiscard]] GemmOperator& persistent() const { return *forms_.front().op; }
+  [[nodiscard]] bool has_decomposed() const { return forms_.size() > 1; }
+  [[nodiscard]] GemmOperator& decomposed() const { return *forms_.back().op; }
+
+ private:
+  struct Form {
+    std::unique_ptr<Context> context;
+    std::unique_ptr<GemmOperator> op;
+  };
+  std::vector<Form> forms_;
+};
 
 /// Times batches of calls in a stream of the device that is current where it is made.
 class BatchTimer {

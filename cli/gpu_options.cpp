@@ -44,6 +44,13 @@ void check_gpu_options(const GpuOptions& options) {
   if (!options.communication_sms.empty()) refuse("--sms-communication");
   if (options.communicator != GpuOptions{}.communicator) refuse("--comm");
   if (has_buffers) refuse("--nccl-buffers");
+  if (options.decomposed) refuse("--decomposed");
+}
+
+void add_decomposed_option(CLI::App& app, const std::shared_ptr<GpuOptions>& options) {
+  app.add_flag("--decomposed", options->decomposed,
+               "With --backend cuda: also measure the same slices with a GEMM launch for each of them,\n"
+               "instead of one GEMM whose tiles wait and signal");
 }
 
 void add_gpu_options(CLI::App& app, const std::shared_ptr<GpuOptions>& options, SmsOption sms,

@@ -21,6 +21,7 @@ struct GpuOptions {
   std::vector<std::int64_t> devices;
   /// Of each device, left to communication. Empty: not given.
   std::vector<std::int64_t> communication_sms;
+  bool decomposed = false;  ///< Measure GemmForm::kDecomposed, too; where add_decomposed_option was called.
 
   [[nodiscard]] bool on_gpus() const { return backend == "cuda"; }
   /// The first one, or what `run` takes where nothing else is known. `shares_devices`: whether several ranks
@@ -31,6 +32,9 @@ struct GpuOptions {
 };
 
 enum class SmsOption { kOne, kSeveral };
+
+/// --decomposed, for what is measured in slices.
+void add_decomposed_option(CLI::App& app, const std::shared_ptr<GpuOptions>& options);
 
 /// Throws CLI::ValidationError for options that say nothing without --backend cuda, or without NCCL.
 void check_gpu_options(const GpuOptions& options);

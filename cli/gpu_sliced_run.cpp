@@ -29,51 +29,68 @@ class DeviceInput {
 class GpuSlicedRank final : public SlicedCalls {
  public:
   GpuSlicedRank(const std::shared_ptr<Communicator>& communicator, const CudaOptions& cuda_options,
-                const SlicedProblem& p, const std::vector<Inputs>& inputs)
+                const SlicedProblem& p, const std::vector<Inputs>& inputs, bool decomposed)
       : device_(cuda_options.device),
         scope_(device_),
-        context_(communicator, make_cuda_executor(communicator, cuda_options)),
+        communicator_(*communicator),
         stream_(make_cuda_stream(cuda_options)),
-        op_(make_sliced_operator(context_, p)),
-        data_(p, inputs, static_cast<std::size_t>(communicator->rank()), *op_),
+        ops_(communicator, cuda_options, decomposed,
+             [&](Context& context) { return make_sliced_operator(context, p); }),
+        data_(p, inputs, static_cast<std::size_t>(communicator->rank()), ops_.persistent()),
         a_(device_, data_.a(Method::kOverlap), data_.a(Method::kSliced)),
         b_(device_, data_.b(Method::kOverlap), data_.b(Method::kSliced)),
         out_(on_device(device_, data_.out())) {}
 
-  /// Of several calls back to back, see BatchTimer.
-  double time_us(Method method, Mode mode) override {
-    constexpr int kCalls = 5;
-    return timer_.time_us(context_.communicator(), *stream_, kCalls, [&] { run(method, mode, nullptr); });
-  }
+  double time_us(Method method, Mode mode) override { return time_us(ops_.persistent(), method, mode); }
 
   const Matrix& run_afresh(Method method, Timeline* timeline) override {
-    data_.out().poison();
-    write_to(device_, out_, data_.out());
-    run(method, Mode::kRun, timeline);
-    read_from(out_, data_.out(), *stream_);
-    return data_.out();
+    return run_afresh(ops_.persistent(), method, timeline);
+  }
+
+  std::optional<double> time_decomposed_us() override {
+    if (!ops_.has_decomposed()) return std::nullopt;
+    return time_us(ops_.decomposed(), Method::kOverlap, Mode::kRun);
+  }
+
+  const Matrix* run_decomposed_afresh() override {
+    if (!ops_.has_decomposed()) return nullptr;
+    return &run_afresh(ops_.decomposed(), Method::kOverlap, nullptr);
   }
 
   [[nodiscard]] const SlicedData& data() const override { return data_; }
 
  private:
-  void run(Method method, Mode mode, Timeline* timeline) {
-    op_->run({.a = a_.data(method),
-              .lda = data_.lda(),
-              .b = b_.data(method),
-              .ldb = data_.ldb(),
-              .out = out_.data(),
-              .ldo = data_.out().cols(),
-              .epilogue = {},
-              .stream = native_handle(*stream_)},
-             method, mode, timeline);
+  /// Of several calls back to back, see BatchTimer.
+  double time_us(GemmOperator& op, Method method, Mode mode) {
+    constexpr int kCalls = 5;
+    return timer_.time_us(communicator_, *stream_, kCalls, [&] { run(op, method, mode, nullptr); });
+  }
+
+  const Matrix& run_afresh(GemmOperator& op, Method method, Timeline* timeline) {
+    data_.out().poison();
+    write_to(device_, out_, data_.out());
+    run(op, method, Mode::kRun, timeline);
+    read_from(out_, data_.out(), *stream_);
+    return data_.out();
+  }
+
+  void run(GemmOperator& op, Method method, Mode mode, Timeline* timeline) {
+    op.run({.a = a_.data(method),
+            .lda = data_.lda(),
+            .b = b_.data(method),
+            .ldb = data_.ldb(),
+            .out = out_.data(),
+            .ldo = data_.out().cols(),
+            .epilogue = {},
+            .stream = native_handle(*stream_)},
+           method, mode, timeline);
   }
 
   int device_;
   cuda::DeviceScope scope_;
-  Context context_;
+  Communicator& communicator_;
   std::unique_ptr<Stream> stream_;
-  std::unique_ptr<GemmOperator> op_;
+  OperatorForms ops_;
   SlicedData data_;
   DeviceInput a_, b_;
   cuda::DeviceBuffer out_;
@@ -98,7 +115,7 @@ SlicedResult measure_sliced_on_gpus(const SlicedProblem& p, const SlicedRun& run
   run_ranks(static_cast<int>(p.ranks), {}, [&](const std::shared_ptr<Communicator>& control) {
     ranks.run(control, [&](const std::shared_ptr<Communicator>& communicator, const CudaOptions& options) {
       const SumRounding sums = communicator->name() == "nccl" ? SumRounding::kEverySum : SumRounding::kOnce;
-      GpuSlicedRank rank(communicator, options, p, inputs);
+      GpuSlicedRank rank(communicator, options, p, inputs, run.gpu->decomposed);
       measure_sliced_rank(rank, control->rank(), run, sums, shared);
     });
   });

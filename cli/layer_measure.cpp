@@ -9,11 +9,12 @@ namespace {
 
 /// Microseconds of each iteration.
 struct LayerTimes {
-  std::vector<double> serial, sliced, overlap, computation, communication;
+  std::vector<double> serial, sliced, overlap, decomposed, computation, communication;
 };
 
-LayerTimes time_layer(layers::Layer& layer, const TimeCall& time_us, std::int64_t iterations) {
+LayerTimes time_layer(const LayerForms& forms, const TimeCall& time_us, std::int64_t iterations) {
   LayerTimes times;
+  layers::Layer& layer = forms.layer;
   for (std::int64_t i = 0; i < iterations; ++i) {
     const auto timed = [&](std::vector<double>& to, Method method, Mode mode) {
       to.push_back(time_us([&] { layer.run(method, mode, nullptr); }));
@@ -21,6 +22,7 @@ LayerTimes time_layer(layers::Layer& layer, const TimeCall& time_us, std::int64_
     timed(times.serial, Method::kSerial, Mode::kRun);
     if (layer.has_sliced()) timed(times.sliced, Method::kSliced, Mode::kRun);
     timed(times.overlap, Method::kOverlap, Mode::kRun);
+    if (forms.decomposed != nullptr) times.decomposed.push_back(time_us([&] { forms.decomposed->run(); }));
     timed(times.computation, Method::kOverlap, Mode::kPlainGemm);
     timed(times.communication, Method::kSerial, Mode::kCommunicationOnly);
   }
@@ -33,6 +35,10 @@ void keep_medians(const LayerTimes& times, LayerResult& result) {
   if (!times.sliced.empty()) {
     result.sliced_us = core::median(times.sliced);
     result.sliced_exposed_us = exposed_us(times.sliced, times.computation);
+  }
+  if (!times.decomposed.empty()) {
+    result.decomposed_us = core::median(times.decomposed);
+    result.decomposed_exposed_us = exposed_us(times.decomposed, times.computation);
   }
   result.overlap_us = core::median(times.overlap);
   result.overlap_exposed_us = exposed_us(times.overlap, times.computation);
@@ -54,11 +60,13 @@ void check(layers::Layer& layer, Method method, SharedLayer& shared, Timeline* t
 
 }  // namespace
 
-void measure_layer_rank(layers::Layer& layer, const TimeCall& time_us, int rank, const LayerRun& run,
+void measure_layer_rank(const LayerForms& forms, const TimeCall& time_us, int rank, const LayerRun& run,
                         SharedLayer& shared) {
+  layers::Layer& layer = forms.layer;
   check(layer, Method::kSerial, shared);
   const layers::Values serial_output = layer.output();
-  const LayerTimes times = time_layer(layer, time_us, run.iterations);
+  const LayerTimes times = time_layer(forms, time_us, run.iterations);
+  if (forms.decomposed != nullptr) check(*forms.decomposed, Method::kOverlap, shared);
   if (layer.has_sliced()) check(layer, Method::kSliced, shared);
   Timeline timeline;
   check(layer, Method::kOverlap, shared, &timeline);

@@ -50,6 +50,8 @@ struct LayerResult {
   double sliced_exposed_us = 0;
   double overlap_us = 0;
   double overlap_exposed_us = 0;
+  std::optional<double> decomposed_us;  ///< On GPUs, with GpuOptions::decomposed.
+  double decomposed_exposed_us = 0;
   double error = 0;  ///< The largest of any method's.
   double largest_error = 0;
   bool correct = true;
@@ -71,8 +73,14 @@ struct SharedLayer {
 /// Microseconds of one call, the slowest rank's. Collective.
 using TimeCall = std::function<double(const std::function<void()>& call)>;
 
+/// The layer, and the same in the decomposed form (GemmForm); null where that is not measured.
+struct LayerForms {
+  layers::Layer& layer;
+  layers::Layer* decomposed = nullptr;
+};
+
 /// Checks all methods on poisoned outputs, and measures them in turn; medians are those of rank 0.
-void measure_layer_rank(layers::Layer& layer, const TimeCall& time_us, int rank, const LayerRun& run,
+void measure_layer_rank(const LayerForms& forms, const TimeCall& time_us, int rank, const LayerRun& run,
                         SharedLayer& shared);
 
 /// As on the CPU, on GPUs. Error(kUnsupported) in a build without CUDA, where there is no device, and for

@@ -78,8 +78,9 @@ LayerResult measure(const LayerRun& run) {
             [&](const std::shared_ptr<Communicator>& communicator) {
               CpuLayerRank rank(communicator, run);
               measure_layer_rank(
-                  rank.layer(), [&](const std::function<void()>& call) { return rank.time_us(call); },
-                  communicator->rank(), run, shared);
+                  {.layer = rank.layer()},
+                  [&](const std::function<void()>& call) { return rank.time_us(call); }, communicator->rank(),
+                  run, shared);
               if (communicator->rank() == 0) result.threads = rank.num_threads();
             });
   result.machine = fmt::format("cpu backend, {} compute thread{} per rank", result.threads,
@@ -89,30 +90,36 @@ LayerResult measure(const LayerRun& run) {
 
 void print_result(const LayerRun& options, const LayerResult& r) {
   const bool on_gpus = options.gpu->on_gpus();
+  const double bound_us = std::max(r.computation_us, r.communication_us);
   if (options.json) {
-    print_json({{"layer", options.name},
-                {"shape", options.shape},
-                {"backend", options.gpu->backend},
-                {"machine", r.machine},
-                {"ranks", options.ranks},
-                {"threads", r.threads},
-                {"dtype", options.dtype},
-                {"link_gbps", r.link.bandwidth_gbps},
-                {"link_latency_us", r.link.latency_us},
-                {"iterations", options.iterations},
-                {"computation_us", r.computation_us},
-                {"communication_us", r.communication_us},
-                {"serial_us", r.serial_us},
-                {"sliced_us", r.sliced_us ? Json(*r.sliced_us) : Json()},
-                {"overlap_us", r.overlap_us},
-                {"exposed_us", r.overlap_exposed_us},
-                {"exposed_share", r.share_of(r.overlap_exposed_us)},
-                {"sliced_exposed_share", r.sliced_us ? Json(r.share_of(r.sliced_exposed_us)) : Json()},
-                {"speedup", r.serial_us / r.overlap_us},
-                {"max_error", r.error},
-                {"correct", r.correct},
-                {"equals_serial", on_gpus ? Json() : Json(r.equals_serial)},
-                {"seed", options.seed}});
+    print_json(
+        {{"layer", options.name},
+         {"shape", options.shape},
+         {"backend", options.gpu->backend},
+         {"machine", r.machine},
+         {"ranks", options.ranks},
+         {"threads", r.threads},
+         {"dtype", options.dtype},
+         {"link_gbps", r.link.bandwidth_gbps},
+         {"link_latency_us", r.link.latency_us},
+         {"iterations", options.iterations},
+         {"computation_us", r.computation_us},
+         {"communication_us", r.communication_us},
+         {"serial_us", r.serial_us},
+         {"sliced_us", r.sliced_us ? Json(*r.sliced_us) : Json()},
+         {"overlap_us", r.overlap_us},
+         {"decomposed_us", r.decomposed_us ? Json(*r.decomposed_us) : Json()},
+         {"bound_us", bound_us},
+         {"bound_share", bound_us / r.overlap_us},
+         {"exposed_us", r.overlap_exposed_us},
+         {"exposed_share", r.share_of(r.overlap_exposed_us)},
+         {"sliced_exposed_share", r.sliced_us ? Json(r.share_of(r.sliced_exposed_us)) : Json()},
+         {"decomposed_exposed_share", r.decomposed_us ? Json(r.share_of(r.decomposed_exposed_us)) : Json()},
+         {"speedup", r.serial_us / r.overlap_us},
+         {"max_error", r.error},
+         {"correct", r.correct},
+         {"equals_serial", on_gpus ? Json() : Json(r.equals_serial)},
+         {"seed", options.seed}});
     return;
   }
   const auto row = [&](double total_us, double exposed_us) {
@@ -134,6 +141,11 @@ void print_result(const LayerRun& options, const LayerResult& r) {
     speed_up += fmt::format(", {:.2f}x over slices", *r.sliced_us / r.overlap_us);
   }
   rows.emplace_back("tail-free", row(r.overlap_us, r.overlap_exposed_us));
+  if (r.decomposed_us) {
+    rows.emplace_back("decomposed", row(*r.decomposed_us, r.decomposed_exposed_us));
+    speed_up += fmt::format(", {:.2f}x over decomposed", *r.decomposed_us / r.overlap_us);
+  }
+  rows.emplace_back("bound", text_of_bound(bound_us, r.overlap_us, "computation"));
   rows.emplace_back("speed-up", speed_up);
   rows.emplace_back("result", fmt::format("{} on every rank: max error {:.2g} of the largest value{}",
                                           r.correct ? "correct" : "WRONG", r.error,
@@ -183,6 +195,7 @@ void add_layer(CLI::App& parent, Action& action, const char* name, const char* d
       ->default_str("auto");
   add_link_options(sub, run->link);
   add_gpu_options(sub, run->gpu);
+  add_decomposed_option(sub, run->gpu);
   sub.add_flag("--json", run->json, "Print one JSON object instead of the table");
   sub.add_option("--trace", run->trace_path, "Write the last call as Chrome trace events")->type_name("FILE");
   add_seed(sub, run->seed);

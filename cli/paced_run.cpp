@@ -55,6 +55,11 @@ std::string text_of_exposed(double total_us, double exposed_us, double communica
                      text_of_us(exposed_us), 100 * share);
 }
 
+std::string text_of_bound(double bound_us, double total_us, const char* computation) {
+  return fmt::format("{}  (the longer of {} and communication), {:.2f} of it reached", text_of_us(bound_us),
+                     computation, total_us > 0 ? bound_us / total_us : 0);
+}
+
 double slowest_us(Communicator& communicator, const std::function<void()>& call) {
   communicator.exchange(std::uint64_t{0}, {.operation = "start of a measured call"});
   const auto begin = std::chrono::steady_clock::now();

@@ -35,6 +35,9 @@ double exposed_us(const std::vector<double>& total_us, const std::vector<double>
 /// "1.2 ms, exposed communication 0.1 ms (8.3 % of it)"
 std::string text_of_exposed(double total_us, double exposed_us, double communication_us);
 
+/// "0.7 ms  (the longer of GEMM and communication), 0.95 of it reached". `computation`: what it is called.
+std::string text_of_bound(double bound_us, double total_us, const char* computation);
+
 /// The slowest rank's time of one call. Collective.
 double slowest_us(Communicator& communicator, const std::function<void()>& call);
 

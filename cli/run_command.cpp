@@ -115,7 +115,6 @@ int run(RunCommand& command) {
     command.run.problem.tuner = make_gpu_tuner(command.tuning, command.run.problem, link, machine,
                                                command.gpu, [&](const TunedCall& tuned) { choice = tuned; });
   }
-  if (on_gpus) command.run.problem.baseline_slices = 0;  // it is not measured there
   RunResult result = on_gpus ? measure_on_gpus(command.run, command.gpu) : measure(command.run);
   result.choice = choice;
   if (result.method == OverlapMethod::kTailFree && choice.explanation == "given") {
@@ -155,6 +154,7 @@ void add_run_command(CLI::App& app, Action& action) {
   add_gpu_options(*sub, std::shared_ptr<GpuOptions>(command, &command->gpu), SmsOption::kOne,
                   "SMs of each device that the GEMM leaves to communication;\n"
                   "when not given: the tuned number, or 24");
+  add_decomposed_option(*sub, std::shared_ptr<GpuOptions>(command, &command->gpu));
   add_machine_option(*sub, command->tuning, "of this machine, where flashoverlap profile made one");
   add_cache_options(*sub, command->tuning);
   constexpr IntegerRange kIterations{1, 1'000'000};

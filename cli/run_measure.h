@@ -32,11 +32,13 @@ struct Times {
   double communication_us = 0;  ///< The serial method's transfers alone.
   double serial_us = 0;
   double overlap_us = 0;
-  std::optional<double> sliced_us = std::nullopt;  ///< The baseline in slices, where the problem has one.
+  std::optional<double> sliced_us = std::nullopt;      ///< The baseline in slices, where the problem has one.
+  std::optional<double> decomposed_us = std::nullopt;  ///< On GPUs, with GpuOptions::decomposed.
   /// Exposed communication: see exposed_us in paced_run.h.
   double serial_exposed_us = 0;
   double overlap_exposed_us = 0;
   double sliced_exposed_us = 0;
+  double decomposed_exposed_us = 0;
 };
 
 struct RunResult {

@@ -128,6 +128,8 @@ void add_exposed_rows(const ProblemOptions& problem, const RunResult& result,
                       row(*times.sliced_us, times.sliced_exposed_us));
   }
   rows.emplace_back(name_of(*result.method), row(times.overlap_us, times.overlap_exposed_us));
+  if (times.decomposed_us)
+    rows.emplace_back("decomposed", row(*times.decomposed_us, times.decomposed_exposed_us));
 }
 
 /// What the JSON has besides with --method.
@@ -140,9 +142,14 @@ void add_exposed(const RunResult& result, nlohmann::ordered_json& json) {
   json["exposed_us"] = times.overlap_exposed_us;
   json["exposed_share"] = share(times.overlap_exposed_us);
   json["serial_exposed_share"] = share(times.serial_exposed_us);
-  if (!times.sliced_us) return;
-  json["sliced_us"] = *times.sliced_us;
-  json["sliced_exposed_share"] = share(times.sliced_exposed_us);
+  if (times.sliced_us) {
+    json["sliced_us"] = *times.sliced_us;
+    json["sliced_exposed_share"] = share(times.sliced_exposed_us);
+  }
+  if (times.decomposed_us) {
+    json["decomposed_us"] = *times.decomposed_us;
+    json["decomposed_exposed_share"] = share(times.decomposed_exposed_us);
+  }
 }
 
 }  // namespace
@@ -171,7 +178,7 @@ std::string run_text(const RunOptions& options, const RunResult& result) {
     rows.emplace_back("serial", text_of_us(times.serial_us) + "  (one after the other)");
     rows.emplace_back("overlapped", text_of_us(times.overlap_us));
   }
-  rows.emplace_back("bound", text_of_us(gain.bound_us) + "  (the longer of GEMM and communication)");
+  rows.emplace_back("bound", text_of_bound(gain.bound_us, times.overlap_us, "GEMM"));
   rows.emplace_back("speed-up", gain_text(gain));
   rows.emplace_back("result", check_text(result));
   std::string text = to_table(rows);
@@ -209,6 +216,7 @@ nlohmann::ordered_json run_json(const RunOptions& options, const RunResult& resu
       {"serial_us", result.times.serial_us},
       {"overlap_us", result.times.overlap_us},
       {"bound_us", gain.bound_us},
+      {"bound_share", gain.bound_us / result.times.overlap_us},
       {"speedup", gain.speedup},
       {"share_of_possible_gain", gain.share},
       {"max_error", result.check.max_error},

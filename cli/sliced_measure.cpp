@@ -18,11 +18,17 @@ void check_rank(SlicedCalls& calls, SumRounding sums, SharedSliced& shared) {
   Timeline timeline;
   const Matrix& out = calls.run_afresh(Method::kOverlap, &timeline);
   if (wrong.empty()) wrong = calls.data().check(out, Method::kOverlap, SumRounding::kOnce, error);
+  const bool equals_serial = out == serial_out;
+  if (const Matrix* const decomposed = calls.run_decomposed_afresh();
+      decomposed != nullptr && wrong.empty()) {
+    wrong = calls.data().check(*decomposed, Method::kOverlap, SumRounding::kOnce, error);
+    if (!wrong.empty()) wrong = "decomposed: " + wrong;
+  }
   const std::lock_guard lock(shared.mutex);
   SlicedResult& result = shared.result;
   if (result.wrong.empty()) result.wrong = wrong;
   result.max_error = std::max(result.max_error, error);
-  result.equals_serial = result.equals_serial && out == serial_out;
+  result.equals_serial = result.equals_serial && equals_serial;
   result.timeline.spans.insert(result.timeline.spans.end(), timeline.spans.begin(), timeline.spans.end());
 }
 
@@ -62,11 +68,12 @@ std::string given_parts(const SlicedProblem& p) {
 
 void measure_sliced_rank(SlicedCalls& calls, int rank, const SlicedRun& run, SumRounding sums,
                          SharedSliced& shared) {
-  std::vector<double> gemm, communication, serial, sliced, overlap;
+  std::vector<double> gemm, communication, serial, sliced, overlap, decomposed;
   for (std::int64_t i = 0; i < run.iterations; ++i) {
     serial.push_back(calls.time_us(Method::kSerial, Mode::kRun));
     sliced.push_back(calls.time_us(Method::kSliced, Mode::kRun));
     overlap.push_back(calls.time_us(Method::kOverlap, Mode::kRun));
+    if (const std::optional<double> us = calls.time_decomposed_us()) decomposed.push_back(*us);
     gemm.push_back(calls.time_us(Method::kOverlap, Mode::kPlainGemm));
     communication.push_back(calls.time_us(Method::kSerial, Mode::kCommunicationOnly));
   }
@@ -82,6 +89,9 @@ void measure_sliced_rank(SlicedCalls& calls, int rank, const SlicedRun& run, Sum
   result.sliced_exposed_us = exposed_us(sliced, gemm);
   result.overlap_us = core::median(overlap);
   result.overlap_exposed_us = exposed_us(overlap, gemm);
+  if (decomposed.empty()) return;
+  result.decomposed_us = core::median(decomposed);
+  result.decomposed_exposed_us = exposed_us(decomposed, gemm);
 }
 
 }  // namespace flashoverlap::cli

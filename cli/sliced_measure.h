@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "flashoverlap/call_tuner.h"
@@ -37,6 +38,8 @@ struct SlicedResult {
   double sliced_exposed_us = 0;
   double overlap_us = 0;
   double overlap_exposed_us = 0;
+  std::optional<double> decomposed_us;  ///< On GPUs, with GpuOptions::decomposed.
+  double decomposed_exposed_us = 0;
   TunedCall parts;  ///< Where the parts of slices come from.
   double max_error = 0;
   std::string wrong;  ///< Empty: correct.
@@ -64,6 +67,9 @@ class SlicedCalls {
   virtual double time_us(Method method, Mode mode) = 0;
   /// Runs on a poisoned output and returns it. Collective.
   virtual const Matrix& run_afresh(Method method, Timeline* timeline) = 0;
+  /// The same of the overlapped method in its decomposed form; nothing where that is not measured.
+  virtual std::optional<double> time_decomposed_us() { return std::nullopt; }
+  virtual const Matrix* run_decomposed_afresh() { return nullptr; }
   [[nodiscard]] virtual const SlicedData& data() const = 0;
 };
 

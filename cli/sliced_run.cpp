@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -121,34 +122,41 @@ SlicedResult measure(const SlicedProblem& p, const SlicedRun& options) {
 }
 
 void print_result(const SlicedProblem& p, const SlicedRun& options, const SlicedResult& r) {
+  using Json = nlohmann::ordered_json;
+  const double bound_us = std::max(r.gemm_us, r.communication_us);
   if (options.json) {
-    print_json({{"op", name_of(p.op)},
-                {"backend", options.gpu->backend},
-                {"machine", r.machine},
-                {"ranks", p.ranks},
-                {"threads", r.threads},
-                {"m", p.m},
-                {"n", p.n},
-                {"k", p.k},
-                {"dtype", p.dtype},
-                {"link_gbps", r.link.bandwidth_gbps},
-                {"link_latency_us", r.link.latency_us},
-                {"iterations", options.iterations},
-                {"gemm_us", r.gemm_us},
-                {"communication_us", r.communication_us},
-                {"slice_ratio", r.slice_ratio(p.ranks)},
-                {"serial_us", r.serial_us},
-                {"sliced_us", r.sliced_us},
-                {"overlap_us", r.overlap_us},
-                {"parts", r.parts.explanation},
-                {"exposed_us", r.overlap_exposed_us},
-                {"exposed_share", r.share_of(r.overlap_exposed_us)},
-                {"sliced_exposed_share", r.share_of(r.sliced_exposed_us)},
-                {"speedup", r.serial_us / r.overlap_us},
-                {"max_error", r.max_error},
-                {"correct", r.wrong.empty()},
-                {"equals_serial", r.equals_serial},
-                {"seed", p.seed}});
+    print_json(
+        {{"op", name_of(p.op)},
+         {"backend", options.gpu->backend},
+         {"machine", r.machine},
+         {"ranks", p.ranks},
+         {"threads", r.threads},
+         {"m", p.m},
+         {"n", p.n},
+         {"k", p.k},
+         {"dtype", p.dtype},
+         {"link_gbps", r.link.bandwidth_gbps},
+         {"link_latency_us", r.link.latency_us},
+         {"iterations", options.iterations},
+         {"gemm_us", r.gemm_us},
+         {"communication_us", r.communication_us},
+         {"slice_ratio", r.slice_ratio(p.ranks)},
+         {"serial_us", r.serial_us},
+         {"sliced_us", r.sliced_us},
+         {"overlap_us", r.overlap_us},
+         {"decomposed_us", r.decomposed_us ? Json(*r.decomposed_us) : Json()},
+         {"bound_us", bound_us},
+         {"bound_share", bound_us / r.overlap_us},
+         {"parts", r.parts.explanation},
+         {"exposed_us", r.overlap_exposed_us},
+         {"exposed_share", r.share_of(r.overlap_exposed_us)},
+         {"sliced_exposed_share", r.share_of(r.sliced_exposed_us)},
+         {"decomposed_exposed_share", r.decomposed_us ? Json(r.share_of(r.decomposed_exposed_us)) : Json()},
+         {"speedup", r.serial_us / r.overlap_us},
+         {"max_error", r.max_error},
+         {"correct", r.wrong.empty()},
+         {"equals_serial", r.equals_serial},
+         {"seed", p.seed}});
     return;
   }
   const auto row = [&](double total_us, double exposed_us) {
@@ -165,9 +173,15 @@ void print_result(const SlicedProblem& p, const SlicedRun& options, const Sliced
       {"of a slice", fmt::format("communication takes {:.2f} of its computation", r.slice_ratio(p.ranks))},
       {"serial", row(r.serial_us, r.serial_exposed_us)},
       {fmt::format("{} slices", p.baseline_slices), row(r.sliced_us, r.sliced_exposed_us)},
-      {"tail-free", row(r.overlap_us, r.overlap_exposed_us)},
-      {"speed-up", fmt::format("{:.2f}x over serial, {:.2f}x over slices", r.serial_us / r.overlap_us,
-                               r.sliced_us / r.overlap_us)}};
+      {"tail-free", row(r.overlap_us, r.overlap_exposed_us)}};
+  std::string speed_up = fmt::format("{:.2f}x over serial, {:.2f}x over slices", r.serial_us / r.overlap_us,
+                                     r.sliced_us / r.overlap_us);
+  if (r.decomposed_us) {
+    rows.emplace_back("decomposed", row(*r.decomposed_us, r.decomposed_exposed_us));
+    speed_up += fmt::format(", {:.2f}x over decomposed", *r.decomposed_us / r.overlap_us);
+  }
+  rows.emplace_back("bound", text_of_bound(bound_us, r.overlap_us, "GEMM"));
+  rows.emplace_back("speed-up", speed_up);
   rows.emplace_back("result", r.wrong.empty()
                                   ? fmt::format("correct on every rank: max error {:.2g}{}", r.max_error,
                                                 r.equals_serial ? "; same bits as serial" : "")
@@ -203,6 +217,7 @@ void add_sliced_run(CLI::App& parent, Action& action) {
         ->default_str(std::to_string(run->iterations));
     add_link_options(sub, run->link);
     add_gpu_options(sub, run->gpu);
+    add_decomposed_option(sub, run->gpu);
     run->tuning.no_cache = true;  // it has no entries for slices
     add_machine_option(sub, run->tuning, "of this machine, where flashoverlap profile made one");
     sub.add_flag("--json", run->json, "Print one JSON object instead of the table");

@@ -72,6 +72,8 @@ TEST(GpuCommand, WithoutADeviceThereIsOneLineThatSaysSo) {
         "run linear-dp --backend cuda --dtype f16 --comm local",
         "run attention-tpsp --backend cuda --dtype bf16 --comm copy-engine --ranks 4",
         "run attention-up --backend cuda --dtype bf16 --json", "profile --backend cuda",
+        "run all-gather-gemm --backend cuda --dtype bf16 --decomposed",
+        "run mlp-tpsp --backend cuda --dtype bf16 --decomposed",
         "profile --backend cuda --ranks 4 --devices 0,1,2,3 --comm local",
         "run gemm-all-reduce --backend cuda --dtype bf16 --nccl-buffers symmetric",
         "run moe-layer --backend cuda --dtype bf16 --nccl-buffers registered",
@@ -100,6 +102,11 @@ TEST(GpuCommand, OptionsOfGpusNeedThem) {
       EXPECT_NE(result.err.find(std::string(option) + ": is for GPUs; add --backend cuda"), std::string::npos)
           << line << ": " << result.err;
     }
+  }
+  for (const std::string line : {"run gemm-reduce-scatter", "run all-gather-gemm", "run attention-tpsp"}) {
+    EXPECT_NE(run(line + " --decomposed").err.find("--decomposed: is for GPUs; add --backend cuda"),
+              std::string::npos)
+        << line;
   }
   EXPECT_NE(run("run gemm-all-reduce --backend cuda --comm local --nccl-buffers symmetric")
                 .err.find("--nccl-buffers: is for NCCL; add --comm nccl"),
