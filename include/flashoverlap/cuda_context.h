@@ -116,7 +116,8 @@ enum class GemmForm {
   /// For comparison: the same plan, transfers and order, with one GEMM launch for each slice that arrives or
   /// leaves. Streams wait for one another by events, nothing waits on an SM, so no SM need be left to
   /// communication. Each launch ends with a wave that may be half empty. The same bits, but for AllToAllGemm
-  /// where it begins tiles early: its launches wait for whole strips of rows.
+  /// where it begins tiles early: its launches wait for whole strips of rows. Results that travel by puts
+  /// (MoeLayer with MoeTransport::kPut) are sent off by a persistent GEMM all the same.
   kDecomposed,
 };
 
@@ -129,7 +130,8 @@ struct GpuPartition {
 struct CudaOptions {
   int device = 0;
   int communication_sms =
-      16;  ///< Left to communication by every plan's GEMM; 0: overlap by time slices only.
+      16;  ///< Left to communication by every plan's GEMM; 0: overlap by time slices only. Not by those whose
+           ///< results travel by puts: these leave what the plan says (MoeLayerOptions::consumers).
   SmSplit split = SmSplit::kGrid;
   GroupWait wait = GroupWait::kKernel;
   SumBy sums = SumBy::kCommunicator;

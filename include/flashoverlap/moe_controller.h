@@ -18,6 +18,7 @@ struct MoeSetting {
 struct MoeControllerOptions {
   std::int64_t min_consumers = 1;
   std::int64_t max_consumers = 4;
+  std::int64_t consumer_step = 1;  ///< Consumers that come or go at a time, >= 1.
   std::int64_t min_segment_bands = 1;
   std::int64_t max_segment_bands = 8;
   /// Units that consumers and producer share: compute_units = total_units - consumers, at least 1. 0:
@@ -25,7 +26,7 @@ struct MoeControllerOptions {
   std::int64_t total_units = 0;
   /// A backlog beyond this share of the second GEMM's time asks for more communication.
   double high_backlog = 0.05;
-  /// Consumers that would still be idle for more than this share of the time with one fewer, and leave a
+  /// Consumers that would still be idle for more than this share of the time after a step down, and leave a
   /// backlog below half of high_backlog, ask for less.
   double high_idle = 0.15;
   /// Calls in a row that must ask for the same before anything changes: hysteresis.
@@ -42,8 +43,8 @@ struct MoeObservation {
 /// Decides from what calls tell. Deterministic: the same observations give the same decisions, so that all
 /// ranks that observe alike decide alike. One step at a time: first consumers, then the segment size.
 ///
-///   too much backlog    one consumer more; at the most consumers, smaller segments, which leave less behind
-///   idle, no backlog    one consumer fewer; at the fewest, larger segments, which cost fewer transfers
+///   too much backlog    more consumers; at the most consumers, smaller segments, which leave less behind
+///   idle, no backlog    fewer consumers; at the fewest, larger segments, which cost fewer transfers
 ///
 /// A step that made the call longer by more than 5 % (producer and backlog together, mean of `patience` calls
 /// on either side) is taken back, and not tried again until the observation has been in range once, or the
@@ -65,6 +66,7 @@ class MoeController {
   enum class Wish { kStay, kMore, kLess };
   [[nodiscard]] Wish wish_of(const MoeObservation& observation) const;
   [[nodiscard]] bool step(Wish wish, MoeSetting& next) const;
+  [[nodiscard]] std::int64_t fewer_consumers() const;
   std::string judge(double mean_us);
   void set_units();
 

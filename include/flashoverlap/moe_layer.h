@@ -39,19 +39,22 @@ struct MoeLayerOptions {
   /// With gate: y = W_down (activation(W_gate x) * (W_up x)); without: y = W_down activation(W_up x).
   bool gated = true;
   Activation activation = Activation::kSilu;  ///< kSilu with gate is SwiGLU.
-  std::int64_t tile_m = 0;                    ///< 0: chosen.
+  /// Both 0: chosen; on GPUs for each GEMM, by the rows that each owner has for each expert.
+  std::int64_t tile_m = 0;
   std::int64_t tile_n = 0;
   MoePadding padding = MoePadding::kRagged;
   MoeOrder order = MoeOrder::kOwnerMajor;
   /// kPut needs a communicator with a symmetric heap (in-process has one, MPI has not).
   MoeTransport transport = MoeTransport::kPut;
-  std::int64_t segment_bands = 2;      ///< Bands of an inner segment, >= 1.
-  std::int64_t consumers = 1;          ///< Streams that put segments, in [1, 16].
+  std::int64_t segment_bands = 2;  ///< Bands of an inner segment, >= 1.
+  /// Streams that put segments, in [1, 16]; on GPUs SMs, which the second GEMM leaves to them, at least 1 and
+  /// at most half of them all.
+  std::int64_t consumers = 1;
   std::int64_t collective_groups = 4;  ///< kCollective: all-to-alls of the results.
   /// Rows that an expert takes at most, of all ranks together; 0: no limit, nothing is dropped. Rows beyond
   /// are dropped in the order of ranks, and add nothing to their tokens; the report counts them.
   std::int64_t capacity = 0;
-  /// Let the layer change consumers, compute threads and segment_bands between calls.
+  /// Let the layer change consumers, compute threads (SMs) and segment_bands between calls.
   bool adapt = false;
   MoeControllerOptions controller = {};
   /// "Not overlapping where that wins": little to hide transfers behind, or transfers too small to cut.
@@ -68,7 +71,8 @@ struct MoeWeights {
   const void* down = nullptr;  ///< [local experts, H, I]
 };
 
-/// The phases of one call, in microseconds, on this rank.
+/// The phases of one call, in microseconds, on this rank. On GPUs: counts_us, and with a timeline dispatch_us
+/// and combine_us, without the passes behind them.
 struct MoePhases {
   double counts_us = 0;      ///< Exchange of counts and making of plans.
   double gather_us = 0;      ///< Send rows and own rows put in order.
@@ -92,9 +96,10 @@ struct MoeReport {
   std::int64_t dropped_rows = 0;      ///< Of this rank's tokens.
   std::int64_t all_dropped_rows = 0;  ///< Of all ranks.
   std::int64_t workspace_bytes = 0;   ///< Rows and results held by the layer.
-  /// From the last tile of the second GEMM to the end of the last transfer.
+  /// From the last tile of the second GEMM to the end of the last transfer. On GPUs with transport kPut: of
+  /// this call with a timeline, else, with `adapt`, of the last call that was over when this one began.
   double backlog_us = 0;
-  /// Share of the second GEMM's time that the consumers waited for segments.
+  /// Share of the second GEMM's time that the consumers waited for segments. On GPUs as backlog_us.
   double consumer_idle = 0;
   /// Backward, overlapped: work on gradients of the weights inside dispatch_us and combine_us, which compute
   /// threads did rather than wait. The mean over threads.
@@ -144,7 +149,9 @@ class MoeLayer {
   /// same top_k; tokens may differ. kSerial: dispatch, then GEMMs, then return, with the same tiles: the
   /// baseline, and the oracle bit for bit. `timeline`, when not null, gets this rank's spans.
   /// On GPUs matrices are in the device's memory, and everything is put into `stream` (a cudaStream_t) once
-  /// the ranks have met; adaptation is on CPUs only, and transport is kCollective.
+  /// the ranks have met. A call with a timeline waits for the device, as does one behind a trial of
+  /// MoeOverlapIf::kMeasured. Transport kPut needs ranks that address each other's memory
+  /// (make_local_gpu_communicators), order kOwnerMajor and padding kRagged.
   MoeReport forward(const void* x, std::int64_t ldx, const MoeRouting& routing, const MoeWeights& weights,
                     void* out, std::int64_t ldo, Method method = Method::kOverlap,
                     Timeline* timeline = nullptr, void* stream = nullptr);
@@ -171,6 +178,8 @@ class MoeLayer {
     double dispatch_transfer_us = 0;
     double combine_gemm_us = 0;
     double combine_transfer_us = 0;
+    double dispatch_us = 0;  ///< Both at a time, as in a call, but for that all ranks begin together.
+    double combine_us = 0;
   };
   Parts measure_parts(const MoeWeights& weights);
   /// The same of the backward of the last forward, without gradients of the weights. What the forward left

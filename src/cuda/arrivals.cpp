@@ -17,10 +17,10 @@ bool is_pairwise(const Transfer& transfer) {
 
 void check_transfer(const OverlapPlan& plan, std::size_t index) {
   const Transfer& transfer = plan.transfers[index];
-  const bool is_put = transfer.kind == TransferKind::kPut;
-  if (!is_put && transfer.trigger.kind != TriggerKind::kSlice) return;
-  core::fail(ErrorKind::kUnsupported, "the GPU executor has no {} yet; transfer {} of the plan of {} is one",
-             is_put ? "put" : "transfer set off by a slice", index, plan.operation);
+  if (transfer.trigger.kind != TriggerKind::kSlice) return;
+  core::fail(ErrorKind::kUnsupported,
+             "the GPU executor has no transfer set off by a slice yet; transfer {} of the plan of {} is one",
+             index, plan.operation);
 }
 
 /// Sends and receives by distance: sends[d] go to the rank d after this one, receives[d] come from the rank d
@@ -197,7 +197,7 @@ std::vector<TransferStep> transfer_steps(const OverlapPlan& plan) {
   std::vector<TransferStep> steps;
   for (std::size_t i = 0; i < plan.transfers.size(); ++i) {
     check_transfer(plan, i);
-    if (is_pairwise(plan.transfers[i])) continue;
+    if (is_pairwise(plan.transfers[i]) || plan.transfers[i].kind == TransferKind::kPut) continue;
     steps.push_back({.channel = plan.transfers[i].channel, .collective = static_cast<std::int64_t>(i)});
   }
   add_pairs(plan, steps);

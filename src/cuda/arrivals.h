@@ -29,8 +29,8 @@ struct TransferStep {
 /// needs all, through the messages of a pair, each with all distances. Steps in which this rank does nothing
 /// are there for communicators that every rank must call.
 ///
-/// Throws Error(kUnsupported) for puts, for transfers set off by a slice, and for slices that arrive on
-/// several channels.
+/// Puts are not among them (put_table.h). Throws Error(kUnsupported) for transfers set off by a slice, and
+/// for slices that arrive on several channels.
 [[nodiscard]] std::vector<TransferStep> transfer_steps(const OverlapPlan& plan);
 
 /// What the tiles of a schedule wait for.

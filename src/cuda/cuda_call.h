@@ -20,6 +20,7 @@ struct CudaExecutor::Call {
   bool is_gated = false;                   ///< Tiles wait for slices.
   bool is_decomposed = false;              ///< So do launches in their place, by events.
   std::vector<std::size_t> channels = {};  ///< Those that the call's transfers use.
+  bool puts = false;                       ///< Results travel by puts, see PutWindow.
 
   [[nodiscard]] const OverlapPlan& plan() const { return prepared.plan(); }
 };

@@ -35,6 +35,11 @@ bool is_serial(const OverlapPlan& plan) {
   return is_single && plan.world_size > 1 && SerialBaseline::can_run(plan);
 }
 
+// What a plan takes of the executor's PutWindow.
+std::int64_t received_by_puts(const OverlapPlan& plan) {
+  return has_puts(plan) ? PutWindow::kBuffers * plan.received_size * size_of(plan.dtype) : 0;
+}
+
 // An all-to-all moves a rank's own part too, and a copy within one device takes an SM even where one between
 // devices takes none.
 bool copies_to_itself(const OverlapPlan& plan) {
@@ -88,6 +93,7 @@ CudaExecutor::CudaExecutor(std::shared_ptr<Communicator> communicator, const Cud
   all_open_ = CounterTable(options_.device, 1);
   constexpr std::uint32_t kOpen = UINT32_MAX;
   upload(options_.device, all_open_.data(), &kOpen, sizeof kOpen);
+  consumers_ = std::make_shared<ConsumerLog>(options_.device);
   load_wait_kernel();
   load_restore_kernels();
 }
@@ -112,6 +118,7 @@ void CudaExecutor::check_plan(const OverlapPlan& plan) const {
 // Of a plan's launches beside communication.
 int CudaExecutor::gemm_sms_of(const OverlapPlan& plan) const {
   constexpr int kSmsOfOwnCopy = 2;
+  if (has_puts(plan)) return gemm_sms_beside_consumer(plan);
   const bool has_room = room_for_communication() > 0;
   return has_room || !copies_to_itself(plan) ? gemm_sms_ : std::max(1, gemm_sms_ - kSmsOfOwnCopy);
 }
@@ -143,6 +150,7 @@ void CudaExecutor::check_room_for_arrivals(const OverlapPlan& plan) const {
 
 std::unique_ptr<PreparedPlan> CudaExecutor::prepare(OverlapPlan plan) {
   check_plan(plan);
+  if (has_puts(plan)) check_puts(plan);
   const DeviceScope scope(options_.device);
   const bool as_serial = options_.serial_by_cublas && is_serial(plan);
   std::vector<const SignalGemmVariant*> variants;
@@ -169,7 +177,7 @@ std::unique_ptr<PreparedPlan> CudaExecutor::prepare(OverlapPlan plan) {
 }
 
 void CudaExecutor::check_workspace_limit(const PreparedCudaPlan& plan) const {
-  const std::int64_t needed = plan.workspace_bytes();
+  const std::int64_t needed = plan.workspace_bytes() + received_by_puts(plan.plan());
   if (options_.workspace_limit_bytes > 0 && needed > options_.workspace_limit_bytes) {
     core::fail(ErrorKind::kOutOfMemory, "{} needs {} bytes of workspace on rank {}, the limit is {}",
                plan.plan().operation, needed, plan.plan().rank, options_.workspace_limit_bytes);
@@ -234,15 +242,19 @@ std::optional<std::int64_t> CudaExecutor::agree_on_registered(const PreparedCuda
 }
 
 std::shared_ptr<plan::MoeDevice> CudaExecutor::make_moe_device() const {
+  const int most_consumers = peers_ == nullptr ? 0 : num_sms(options_.device) / 2;
   return std::make_shared<MoeCudaDevice>(MoeCudaDevice::Options{.device = options_.device,
                                                                 .memory = readable_memory(),
                                                                 .num_sms = serial_sms_,
+                                                                .most_consumers = most_consumers,
+                                                                .consumers = consumers_,
+                                                                .gemm_variant = options_.gemm_variant,
                                                                 .partition = options_.partition.compute});
 }
 
 std::int64_t CudaExecutor::workspace_bytes() const {
   const auto bytes_of = [](const auto& workspace) { return workspace == nullptr ? 0 : workspace->bytes(); };
-  return bytes_of(workspace_) + bytes_of(registered_);
+  return bytes_of(workspace_) + bytes_of(registered_) + bytes_of(window_);
 }
 
 std::optional<PlanShape> CudaExecutor::suggest(const ProductShape& product) const {
@@ -293,11 +305,25 @@ void CudaExecutor::throw_if_wait_failed() {
   const std::uint32_t code = *static_cast<const volatile std::uint32_t*>(&error.code);
   if (code == 0) return;
   constexpr std::uint32_t kFirstOfGates = 3;
-  if (code >= kFirstOfGates) {
+  if (code >= kFirstOfGates && code < kSegmentTimeout) {
     core::fail(ErrorKind::kTimeout,
                "slice {} (in order of arrival) of an earlier call on rank {} did not come in time: {} of {} "
                "had arrived (code {})",
                error.group, communicator_->rank(), error.seen, error.expected, code);
+  }
+  if (code == kPutsTimeout || code == kPutsAborted) {
+    core::fail(
+        ErrorKind::kTimeout,
+        "rank {} did not put its results in time for an earlier call on rank {}: {} of {} segments were "
+        "there (code {})",
+        error.group, communicator_->rank(), error.seen, error.expected, code);
+  }
+  if (code == kSegmentTimeout || code == kSegmentAborted) {
+    core::fail(
+        ErrorKind::kTimeout,
+        "segment {} of an earlier call on rank {} was not complete in time, and so was not put: {} of {} "
+        "signals came (code {})",
+        error.group, communicator_->rank(), error.seen, error.expected, code);
   }
   core::fail(
       ErrorKind::kTimeout,
@@ -341,6 +367,7 @@ void CudaExecutor::execute(PreparedPlan& prepared, const Operands& operands, Mod
                communicator_->name());
   }
   settle_workspace(call);
+  if (has_puts(plan->plan()) && (mode == Mode::kRun || mode == Mode::kCommunicationOnly)) open_window(call);
   try {
     enqueue(call);
   } catch (const std::exception& error) {
@@ -405,8 +432,11 @@ void CudaExecutor::enqueue(Call& call) {
     const bool needs_dense = call.prepared.transfers_output() && call.operands.ldo != plan.output_cols;
     call.output = needs_dense ? call.prepared.dense_output() : call.operands.out;
     call.ldo = needs_dense ? plan.output_cols : call.operands.ldo;
+    call.puts =
+        call.prepared.puts() != nullptr && (call.mode == Mode::kRun || call.mode == Mode::kCommunicationOnly);
     call.is_gated = call.mode == Mode::kRun && call.prepared.is_gated();
-    call.is_decomposed = call.mode == Mode::kRun && call.prepared.is_decomposed() && plan.grid.k() > 0;
+    call.is_decomposed =
+        call.mode == Mode::kRun && call.prepared.is_decomposed() && !call.puts && plan.grid.k() > 0;
     if (call.is_gated && !call.is_decomposed) {
       FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(arrivals_.data(), 0, sizeof(std::uint32_t), call.stream));
     }
@@ -433,6 +463,10 @@ void CudaExecutor::enqueue(Call& call) {
     if (counted && call.prepared.any_group_awaited())
       call.prepared.tables(call.operands).reset_counters(call.stream);
     if (call.mode == Mode::kRun) enqueue_restore(call);
+    if (call.puts) {
+      window_->end_call(call.prepared.puts()->table(), options_.poison_workspace, call.stream);
+      consumers_->end_call(call.stream);
+    }
   }
   if (!call.is_captured) mark_end(call);
 }
@@ -479,8 +513,9 @@ void CudaExecutor::enqueue_restore(Call& call) {
                        .ldo = call.operands.ldo,
                        .epilogue = call.operands.epilogue};
   if (!is_in_place) {
-    params.source =
-        plan.restore.source == BufferKind::kPacked ? call.prepared.packed() : call.prepared.received();
+    params.source = plan.restore.source == BufferKind::kPacked ? call.prepared.packed()
+                    : call.puts                                ? window_->received()
+                                                               : call.prepared.received();
     params.restore = call.prepared.tables(call.operands).restore();
     if (call.prepared.sums_in_restore()) {
       static_assert(PartialSums::kMost >= kMaxPeerRanks, "ranks that read each other's memory");

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "consumer_log.h"
 #include "counter_table.h"
 #include "cuda_stream.h"
 #include "device.h"
@@ -15,6 +16,7 @@
 #include "owned_cuda_plan.h"
 #include "peer_reader.h"
 #include "prepared_cuda_plan.h"
+#include "put_window.h"
 #include "sm_partition.h"
 #include "wait.h"
 
@@ -32,6 +34,8 @@ namespace flashoverlap::cuda {
 /// (CUDA_DEVICE_MAX_CONNECTIONS=1) is enough for a rank that has its GPU to itself. A GEMM that waits for
 /// transfers (gates) is enqueued before them too, so that it starts with what is there: it leaves SMs free
 /// for them.
+///
+/// A plan with puts has a consumer instead of transfers that wait in turn: see put_consumer.h.
 class CudaExecutor final : public Executor {
  public:
   CudaExecutor(std::shared_ptr<Communicator> communicator, const CudaOptions& options);
@@ -84,6 +88,14 @@ class CudaExecutor final : public Executor {
                             const TransferLabel& label);
   void enqueue_pair(Call& call, const TransferStep& step, CudaStream& stream, const TransferLabel& label);
   void enqueue_messages(Call& call);
+  // cuda_executor_puts.cpp
+  [[nodiscard]] int consumers_of(const OverlapPlan& plan) const;
+  [[nodiscard]] int consumer_blocks(const OverlapPlan& plan) const;
+  [[nodiscard]] int gemm_sms_beside_consumer(const OverlapPlan& plan) const;
+  void check_puts(const OverlapPlan& plan) const;
+  void open_window(const Call& call);
+  void enqueue_puts(Call& call);
+  void wait_for_puts(const Call& call);
   void announce_arrival(const Call& call, const TransferStep& step, cudaStream_t stream);
   void wait_for_group(const Call& call, std::int64_t group, cudaStream_t stream);
   void enqueue_restore(Call& call);
@@ -111,6 +123,8 @@ class CudaExecutor final : public Executor {
   std::unique_ptr<CudaStream> compute_stream_;  // where the caller's stream is not on the rank's own SMs
   std::shared_ptr<Workspace> workspace_;
   std::shared_ptr<Workspace> registered_;  // of plans whose transfers move nothing else, see NcclBuffers
+  std::unique_ptr<PutWindow> window_;      // once a plan has puts
+  std::shared_ptr<ConsumerLog> consumers_;
   std::shared_ptr<RetiredPlans> retired_ = std::make_shared<RetiredPlans>();
   Event start_;
   Event rows_made_;

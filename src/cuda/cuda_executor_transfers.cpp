@@ -16,6 +16,7 @@ std::vector<std::int64_t> equal_counts(const OverlapPlan& plan, std::int64_t tot
 }  // namespace
 
 void CudaExecutor::enqueue_transfers(Call& call) {
+  if (call.puts) return enqueue_puts(call);
   if (peers_ != nullptr && call.prepared.has_messages_only()) return enqueue_messages(call);
   std::vector<bool> used(channels_.size(), false);
   const std::vector<TransferStep>& steps = call.prepared.steps();

@@ -30,6 +30,10 @@ std::int64_t computed_area(const SignalGemmVariant& variant, std::int64_t m, std
   return ceil_div(tiles, units) * units * variant.tile_rows * variant.tile_cols;
 }
 
+double cost_of(const SignalGemmVariant& variant, std::int64_t area, std::int64_t k) {
+  return static_cast<double>(area) * variant.relative_time * static_cast<double>(k + variant.overhead_k);
+}
+
 }  // namespace
 
 std::vector<const SignalGemmVariant*> variants_for(int device, DType dtype) {
@@ -80,8 +84,7 @@ const SignalGemmVariant& choose_variant(int device, DType dtype, std::int64_t m,
     if (!aligned && variant->operand_alignment >= 8) continue;
     if (!name.empty() && name != variant->name) continue;
     if (variant->blocks_per_tile > gemm_sms) continue;
-    const double cost = static_cast<double>(computed_area(*variant, m, n, gemm_sms)) *
-                        variant->relative_time * static_cast<double>(k + variant->overhead_k);
+    const double cost = cost_of(*variant, computed_area(*variant, m, n, gemm_sms), k);
     if (cost < best_cost) {
       best = variant;
       best_cost = cost;
@@ -93,6 +96,37 @@ const SignalGemmVariant& choose_variant(int device, DType dtype, std::int64_t m,
         "no signal GEMM{}{} for {} runs on device {} (compute capability {}) with {} SMs and {} operands",
         name.empty() ? "" : " named ", name, name_of(dtype), device, compute_capability(device), gemm_sms,
         aligned ? "16-byte aligned" : "misaligned");
+  }
+  return *best;
+}
+
+const SignalGemmVariant& choose_grouped_variant(int device, DType dtype,
+                                                std::span<const std::vector<std::int64_t>> groups,
+                                                std::int64_t n, std::int64_t k, int gemm_sms,
+                                                std::string_view name) {
+  const SignalGemmVariant* best = nullptr;
+  double best_cost = std::numeric_limits<double>::max();
+  for (const SignalGemmVariant* variant : variants_for(device, dtype)) {
+    if (k % variant->operand_alignment != 0 || variant->blocks_per_tile > gemm_sms) continue;
+    if (!name.empty() && name != variant->name) continue;
+    const std::int64_t units = gemm_sms / variant->blocks_per_tile;
+    std::int64_t most_turns = 0;
+    for (const std::vector<std::int64_t>& of_rank : groups) {
+      std::int64_t tiles = 0;
+      for (const std::int64_t rows : of_rank)
+        tiles += ceil_div(rows, variant->tile_rows) * ceil_div(n, variant->tile_cols);
+      most_turns = std::max(most_turns, ceil_div(tiles, units));
+    }
+    const double cost = cost_of(*variant, most_turns * units * variant->tile_rows * variant->tile_cols, k);
+    if (cost < best_cost) {
+      best = variant;
+      best_cost = cost;
+    }
+  }
+  if (best == nullptr) {
+    core::fail(ErrorKind::kUnsupported,
+               "no {} signal GEMM{}{} with {} columns to add over runs on {} SMs of device {}",
+               name_of(dtype), name.empty() ? "" : " named ", name, k, gemm_sms, device);
   }
   return *best;
 }

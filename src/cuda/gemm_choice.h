@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -27,5 +28,11 @@ namespace flashoverlap::cuda {
 [[nodiscard]] const SignalGemmVariant& choose_variant(int device, DType dtype, std::int64_t m, std::int64_t n,
                                                       std::int64_t k, int gemm_sms, bool aligned,
                                                       std::string_view name);
+
+/// The same for a product of groups of rows, each with one of several weights [n, k]: groups[r] are the rows
+/// of rank r's, and the busiest rank counts. Tiles do not cross groups. The same on ranks with equal devices.
+[[nodiscard]] const SignalGemmVariant& choose_grouped_variant(
+    int device, DType dtype, std::span<const std::vector<std::int64_t>> groups, std::int64_t n,
+    std::int64_t k, int gemm_sms, std::string_view name);
 
 }  // namespace flashoverlap::cuda

@@ -1,10 +1,12 @@
 #include "moe_device.h"
 
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "check.h"
 #include "core/fail.h"
+#include "gemm_choice.h"
 #include "moe_kernels.h"
 
 namespace flashoverlap::cuda {
@@ -35,6 +37,8 @@ MoeCudaDevice::MoeCudaDevice(const Options& options) : options_(options), device
   const DeviceScope scope(device_);
   for (Tables& tables : tables_) tables.used = Event();
   follow_ = Event();
+  clock_begin_ = Event(true);
+  clock_end_ = Event(true);
   load_moe_kernels();
 }
 
@@ -48,6 +52,41 @@ MoeCudaDevice::~MoeCudaDevice() {
 
 void MoeCudaDevice::Tables::wait() const {
   if (is_used) FLASHOVERLAP_CUDA_CHECK(cudaEventSynchronize(used.get()));
+}
+
+plan::MoeDevice::TileSize MoeCudaDevice::choose_tile(std::span<const std::vector<std::int64_t>> groups,
+                                                     std::int64_t n, std::int64_t k, DType dtype) const {
+  const SignalGemmVariant& variant =
+      choose_grouped_variant(device_, dtype, groups, n, k, options_.num_sms, options_.gemm_variant);
+  return {.rows = variant.tile_rows, .cols = variant.tile_cols};
+}
+
+std::optional<plan::MoeDevice::PutTimes> MoeCudaDevice::put_times(std::int64_t call) const {
+  const std::optional<ConsumerTimes> times = options_.consumers->of_call(call);
+  if (!times) return std::nullopt;
+  const auto us = [](std::uint64_t from_ns, std::uint64_t to_ns) {
+    return to_ns > from_ns ? static_cast<double>(to_ns - from_ns) / 1e3 : 0;
+  };
+  return PutTimes{.producer_us = us(times->begin_ns, times->producer_end_ns),
+                  .backlog_us = us(times->producer_end_ns, times->end_ns),
+                  .idle_us = us(0, times->idle_ns)};
+}
+
+void MoeCudaDevice::start_clock(void* stream) {
+  clock_begin_.record(native(stream));
+}
+
+void MoeCudaDevice::stop_clock(void* stream) {
+  clock_end_.record(native(stream));
+  is_clocked_ = true;
+}
+
+double MoeCudaDevice::clock_us() {
+  if (!std::exchange(is_clocked_, false)) return 0;
+  FLASHOVERLAP_CUDA_CHECK(cudaEventSynchronize(clock_end_.get()));
+  float ms = 0;
+  FLASHOVERLAP_CUDA_CHECK(cudaEventElapsedTime(&ms, clock_begin_.get(), clock_end_.get()));
+  return static_cast<double>(ms) * 1e3;
 }
 
 void MoeCudaDevice::check_address(std::string_view name, const void* address) const {

@@ -3,8 +3,11 @@
 
 #include <array>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "consumer_log.h"
 #include "cublas_products.h"
 #include "cuda_stream.h"
 #include "device.h"
@@ -19,11 +22,25 @@ class MoeCudaDevice final : public plan::MoeDevice {
     int device = 0;
     DeviceMemory memory = DeviceMemory::kStreamOrdered;  ///< Of what other ranks read.
     int num_sms = 1;                                     ///< For products over rows.
+    int most_consumers = 0;                              ///< As the method.
+    std::shared_ptr<ConsumerLog> consumers;              ///< Of the executor.
+    std::string gemm_variant;                            ///< As of CudaOptions.
     std::shared_ptr<const SmPartition> partition;        ///< Null: none of its own.
   };
   explicit MoeCudaDevice(const Options& options);
   ~MoeCudaDevice() override;
 
+  [[nodiscard]] std::int64_t most_consumers() const override { return options_.most_consumers; }
+  [[nodiscard]] std::int64_t num_units() const override { return options_.num_sms; }
+  [[nodiscard]] bool consumers_take_units() const override { return options_.partition == nullptr; }
+  [[nodiscard]] TileSize choose_tile(std::span<const std::vector<std::int64_t>> groups, std::int64_t n,
+                                     std::int64_t k, DType dtype) const override;
+  void time_puts(bool on) override { options_.consumers->turn(on); }
+  [[nodiscard]] std::int64_t put_calls() const override { return options_.consumers->calls(); }
+  [[nodiscard]] std::optional<PutTimes> put_times(std::int64_t call) const override;
+  void start_clock(void* stream) override;
+  void stop_clock(void* stream) override;
+  [[nodiscard]] double clock_us() override;
   void check_address(std::string_view name, const void* address) const override;
   void* reserve(Buffer buffer, std::int64_t bytes) override;
   [[nodiscard]] std::int64_t reserved_bytes() const override;
@@ -85,6 +102,8 @@ class MoeCudaDevice final : public plan::MoeDevice {
   std::size_t current_ = 0;
   std::unique_ptr<CudaStream> side_;
   Event follow_;
+  Event clock_begin_, clock_end_;
+  bool is_clocked_ = false;
   std::unique_ptr<CublasProducts> products_;
 };
 

@@ -146,6 +146,18 @@ class PeerCommunicator final : public Communicator, public PeerReader {
     group_->meet_again();
   }
 
+  std::vector<PeerMemory> share_memory(const PeerMemory& memory, const TransferLabel& label) override {
+    const DeviceScope scope(device_);
+    std::vector<PeerMemory> all;
+    for (const PeerCall& call :
+         group_->meet({"sharing of memory", memory.first, memory.second, {1}, {}, DType::kFloat32, label}))
+      all.push_back({const_cast<void*>(call.send), call.receive});
+    group_->meet_again();
+    return all;
+  }
+
+  [[nodiscard]] LinkModel link() const override { return options_.link; }
+
   void read_peers(const void* send, std::int64_t size, std::int64_t begin, std::int64_t count,
                   std::span<void* const> to, DType dtype, Stream& stream,
                   const TransferLabel& label) override {

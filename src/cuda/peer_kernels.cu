@@ -6,13 +6,12 @@
 
 #include "check.h"
 #include "flashoverlap/error.h"
+#include "peer_copy.cuh"
 #include "peer_kernels.h"
 #include "ptx.cuh"
 
 namespace flashoverlap::cuda {
 namespace {
-
-constexpr int kThreads = 512;
 
 __device__ __forceinline__ float to_float(float x) {
   return x;
@@ -61,9 +60,6 @@ __device__ __forceinline__ void store_sums(const PeerReduceParams& params, std::
   for (int j = 0; j < params.num_to; ++j) static_cast<uint4*>(params.to[j])[v] = bits;
 }
 
-// Loads that a thread has under way at once: at the rate of a link its latency holds many.
-constexpr int kLoadsAhead = 8;
-
 // kAhead 16-byte vectors of every rank, `step` apart, as far as there are any: all loads before the first
 // use. Not through the read-only cache: `to` may be the same memory.
 template <class Element, int kFrom, int kAhead>
@@ -99,10 +95,10 @@ __device__ __forceinline__ void reduce_vector(const PeerReduceParams& params, st
 
 // kFrom: the number of ranks; 0: any.
 template <class Element, bool kAligned, int kFrom>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kPeerThreads)
     peer_reduce_kernel(const __grid_constant__ PeerReduceParams params) {
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kPeerThreads + threadIdx.x;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kPeerThreads;
   std::int64_t done = 0;
   if constexpr (kAligned) {
     const std::int64_t vectors = params.count / kVector<Element>;
@@ -118,39 +114,21 @@ __global__ void __launch_bounds__(kThreads)
   for (std::int64_t i = done + first; i < params.count; i += step) reduce_element<Element>(params, i);
 }
 
-// kLoadsAhead vectors, `step` apart, as far as there are any.
-__device__ __forceinline__ void copy_vectors(uint4* to, const uint4* from, std::int64_t first,
-                                             std::int64_t step, std::int64_t vectors) {
-  uint4 loaded[kLoadsAhead];
-#pragma unroll
-  for (int a = 0; a < kLoadsAhead; ++a) {
-    if (first + a * step < vectors) loaded[a] = from[first + a * step];
-  }
-#pragma unroll
-  for (int a = 0; a < kLoadsAhead; ++a) {
-    if (first + a * step < vectors) to[first + a * step] = loaded[a];
-  }
-}
-
 // All blocks share each copy.
 template <class Element, bool kAligned>
-__global__ void __launch_bounds__(kThreads) peer_copy_kernel(const __grid_constant__ PeerCopyParams params) {
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
+__global__ void __launch_bounds__(kPeerThreads)
+    peer_copy_kernel(const __grid_constant__ PeerCopyParams params) {
   for (int copy = 0; copy < params.num_copies; ++copy) {
     const std::int64_t count = params.count[copy];
     std::int64_t done = 0;
     if constexpr (kAligned) {
       const std::int64_t vectors = count / kVector<Element>;
-      for (std::int64_t v = first; v < vectors; v += kLoadsAhead * step) {
-        copy_vectors(static_cast<uint4*>(params.to[copy]), static_cast<const uint4*>(params.from[copy]), v,
-                     step, vectors);
-      }
+      copy_by_grid(static_cast<uint4*>(params.to[copy]), static_cast<const uint4*>(params.from[copy]),
+                   vectors);
       done = vectors * kVector<Element>;
     }
-    const auto* from = static_cast<const Element*>(params.from[copy]);
-    auto* to = static_cast<Element*>(params.to[copy]);
-    for (std::int64_t i = done + first; i < count; i += step) to[i] = from[i];
+    copy_by_grid(static_cast<Element*>(params.to[copy]) + done,
+                 static_cast<const Element*>(params.from[copy]) + done, count - done);
   }
 }
 
@@ -168,7 +146,7 @@ bool is_aligned(const void* pointer) {
 }
 
 int blocks_for(std::int64_t count, int max_ctas) {
-  constexpr std::int64_t kElementsPerBlock = kThreads * 8;
+  constexpr std::int64_t kElementsPerBlock = kPeerThreads * 8;
   return static_cast<int>(
       std::clamp<std::int64_t>((count + kElementsPerBlock - 1) / kElementsPerBlock, 1, max_ctas));
 }
@@ -212,7 +190,7 @@ void launch_peer_reduce(const PeerReduceParams& params, DType dtype, int max_cta
   with_element(dtype, [&](auto element) {
     using Element = decltype(element);
     const auto kernel = reduce_kernel<Element>(aligned, params.num_from);
-    kernel<<<blocks_for(params.count, max_ctas), kThreads, 0, stream>>>(params);
+    kernel<<<blocks_for(params.count, max_ctas), kPeerThreads, 0, stream>>>(params);
   });
   FLASHOVERLAP_CUDA_CHECK(cudaGetLastError());
 }
@@ -228,7 +206,7 @@ void launch_peer_copy(const PeerCopyParams& params, DType dtype, int max_ctas, c
   with_element(dtype, [&](auto element) {
     using Element = decltype(element);
     const auto kernel = aligned ? peer_copy_kernel<Element, true> : peer_copy_kernel<Element, false>;
-    kernel<<<blocks_for(longest, max_ctas), kThreads, 0, stream>>>(params);
+    kernel<<<blocks_for(longest, max_ctas), kPeerThreads, 0, stream>>>(params);
   });
   FLASHOVERLAP_CUDA_CHECK(cudaGetLastError());
 }

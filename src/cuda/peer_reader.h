@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "device.h"
 #include "flashoverlap/communicator.h"
+#include "flashoverlap/in_process.h"
 
 namespace flashoverlap::cuda {
 
@@ -16,6 +18,12 @@ struct PeerMessage {
   int peer = 0;
   void* data = nullptr;
   std::int64_t count = 0;
+};
+
+/// Two pieces of memory of one rank.
+struct PeerMemory {
+  void* first = nullptr;
+  void* second = nullptr;
 };
 
 class PeerReader {
@@ -35,6 +43,14 @@ class PeerReader {
   /// opened now. Collective, on the host alone. For calls that a GEMM is waiting for already, since opening
   /// may wait for what runs on the device.
   virtual void introduce(const void* memory, const TransferLabel& label) = 0;
+
+  /// Tells the other ranks of memory that they will write to in calls to come, and returns theirs, by rank,
+  /// as this process addresses it: for threads as long as it is there, for processes until the next such
+  /// call. Collective, on the host alone.
+  virtual std::vector<PeerMemory> share_memory(const PeerMemory& memory, const TransferLabel& label) = 0;
+
+  /// What messages and puts to other ranks are paced to.
+  [[nodiscard]] virtual LinkModel link() const = 0;
 
   /// to[r] = elements [begin, begin + count) of the `size` elements that rank r passes as `send`, for every
   /// other rank r. A collective: `size` is the same on all ranks, what each of them reads is its own affair.

@@ -165,6 +165,11 @@ const PreparedCudaPlan::VariantTables& PreparedCudaPlan::tables_of(const SignalG
   return *std::ranges::find(tables_, &variant, [](const auto& entry) { return entry.first; })->second;
 }
 
+// What is put is received in a PutWindow.
+std::int64_t PreparedCudaPlan::received_bytes() const {
+  return has_puts(plan_) ? 0 : aligned(plan_.received_size * size_of(plan_.dtype));
+}
+
 std::int64_t PreparedCudaPlan::dense_bytes() const {
   return transfers_output_ ? aligned(plan_.output_rows * plan_.output_cols * size_of(plan_.dtype)) : 0;
 }
@@ -179,8 +184,8 @@ std::int64_t PreparedCudaPlan::workspace_bytes() const {
   const std::int64_t size = size_of(plan_.dtype);
   if (serial_ != nullptr) return aligned(serial_->scratch_size() * size);
   const std::int64_t packed_buffers = sums_in_restore_ ? plan_.world_size : 1;
-  return aligned(plan_.packed_size * size) * packed_buffers + aligned(plan_.received_size * size) +
-         dense_bytes() + begun_bytes();
+  return aligned(plan_.packed_size * size) * packed_buffers + received_bytes() + dense_bytes() +
+         begun_bytes();
 }
 
 void* PreparedCudaPlan::packed() const {
@@ -192,7 +197,7 @@ void* PreparedCudaPlan::received() const {
 }
 
 void* PreparedCudaPlan::dense_output() const {
-  return static_cast<char*>(received()) + aligned(plan_.received_size * size_of(plan_.dtype));
+  return static_cast<char*>(received()) + received_bytes();
 }
 
 void* PreparedCudaPlan::begun_sums() const {

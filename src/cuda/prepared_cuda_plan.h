@@ -12,6 +12,7 @@
 #include "flashoverlap/cuda_context.h"
 #include "flashoverlap/executor.h"
 #include "launches.h"
+#include "put_window.h"
 #include "serial_baseline.h"
 
 namespace flashoverlap::cuda {
@@ -44,9 +45,17 @@ class PreparedCudaPlan {
   [[nodiscard]] bool has_settled_workspace() const { return is_workspace_settled_; }
   void mark_workspace_settled() { is_workspace_settled_ = true; }
 
+  /// Null until its first call, or without puts.
+  [[nodiscard]] const DevicePuts* puts() const { return puts_.get(); }
+  void set_puts(std::unique_ptr<DevicePuts> puts) { puts_ = std::move(puts); }
+
   [[nodiscard]] SerialBaseline* serial() const { return serial_.get(); }
   /// For the variant that computes on these matrices.
   [[nodiscard]] const DevicePlan& tables(const Operands& operands) const;
+  /// What a tile adds to its group's counter.
+  [[nodiscard]] std::uint32_t signals_per_tile(const Operands& operands) const {
+    return static_cast<std::uint32_t>(tables_of(variant_for(operands)).signals);
+  }
   /// Whether a group is waited for by a transfer; the counters of the others are cleared after the call.
   [[nodiscard]] bool all_groups_awaited() const { return all_groups_awaited_; }
   /// Whether any is: else tiles are not counted.
@@ -158,6 +167,7 @@ class PreparedCudaPlan {
   [[nodiscard]] const VariantTables& tables_of(const SignalGemmVariant& variant) const;
   [[nodiscard]] const SignalGemmVariant& variant_for(const Operands& operands) const;
   [[nodiscard]] std::vector<OperandBlock> blocks_of(const Operands& operands) const;
+  [[nodiscard]] std::int64_t received_bytes() const;
   [[nodiscard]] std::int64_t dense_bytes() const;
   [[nodiscard]] std::int64_t begun_bytes() const;
   [[nodiscard]] SignalGemmArguments arguments_of(const Operands& operands, const GemmCall& call) const;
@@ -180,6 +190,7 @@ class PreparedCudaPlan {
   static constexpr std::size_t kCuts = 3;
   std::array<std::vector<LaunchRange>, kCuts> launches_;               // by Cut
   std::array<std::vector<std::vector<plan::RowRun>>, kCuts> rows_of_;  // the same; made where they are needed
+  std::unique_ptr<DevicePuts> puts_;
   std::shared_ptr<Workspace> workspace_;
   std::shared_ptr<Workspace> replaced_;  // the one before, with which the device may still work
   bool is_workspace_settled_ = false;

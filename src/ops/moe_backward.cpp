@@ -197,13 +197,16 @@ MoeLayer::Parts MoeLayer::measure_backward_parts() {
   s.meet(
       "backward parts",
       [&] {
-        s.require_host("measure_backward_parts");
         if (!s.backward_valid) {
           core::fail(ErrorKind::kBadArgument, "measure_backward_parts needs a backward before it");
         }
       },
       Method::kOverlap);
   s.backward_valid = false;
+  if (s.device != nullptr) {
+    const State::DeviceGemms gemms = s.backward_gemms();
+    return s.measure_parts_on_device(s.backward_plans, gemms.first, gemms.second);
+  }
   return s.measure_parts(s.backward_plans, Backward::first_gemm(s), Backward::second_gemm(s));
 }
 

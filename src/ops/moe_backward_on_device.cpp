@@ -60,21 +60,13 @@ class MoeLayer::State::BackwardOnDevice {
     passes.gather(on_.out_gradient, on_.ldg, hidden_, dtype_, true, gradient_rows_, stream_);
     passes.follow(side_, stream_);
     passes.transpose(on_.weights.up, s_.count, middle_, hidden_, transposed_up_, side_);
-    s_.run_on_device(*s_.backward_plans.dispatch,
-                     {.a = gradient_rows_,
-                      .lda = hidden_,
-                      .b = transposed_down_,
-                      .out = activated_gradient_,
-                      .ldo = intermediate_},
-                     stream_, timeline);
+    const DeviceGemms gemms = s_.backward_gemms();
+    s_.run_on_device(*s_.backward_plans.dispatch, gemms.first, stream_, timeline);
     passes.follow(stream_, side_);
     passes.activate_backward(kept(Buffer::kHidden), activated_gradient_, s_.call->layout.rows, intermediate_,
                              s_.options.activation, s_.options.gated, dtype_, hidden_gradient_, stream_);
     passes.follow(side_, stream_);
-    s_.run_on_device(
-        s_.combine_of(s_.backward_plans),
-        {.a = hidden_gradient_, .lda = middle_, .b = transposed_up_, .out = result_gradient_, .ldo = hidden_},
-        stream_, timeline);
+    s_.run_on_device(s_.combine_of(s_.backward_plans), gemms.second, stream_, timeline);
     passes.reduce(result_gradient_, hidden_, dtype_, false, on_.gradients.input, on_.gradients.input_ld,
                   stream_);
     // Last on the host: other ranks wait for what is above, and the first product may wait for the passes.
@@ -141,6 +133,21 @@ class MoeLayer::State::BackwardOnDevice {
   void* left_ = nullptr;
   void* right_ = nullptr;
 };
+
+MoeLayer::State::DeviceGemms MoeLayer::State::backward_gemms() {
+  using Buffer = MoeDevice::Buffer;
+  const auto kept = [&](Buffer buffer) { return device->reserve(buffer, 0); };
+  return {.first = {.a = kept(Buffer::kGradientRows),
+                    .lda = options.hidden,
+                    .b = kept(Buffer::kTransposedDown),
+                    .out = kept(Buffer::kActivatedGradient),
+                    .ldo = options.intermediate},
+          .second = {.a = kept(Buffer::kHiddenGradient),
+                     .lda = activation().hidden_cols(),
+                     .b = kept(Buffer::kTransposedUp),
+                     .out = kept(Buffer::kResultGradient),
+                     .ldo = options.hidden}};
+}
 
 void MoeLayer::State::backward_on_device(const BackwardCall& on, Timeline* timeline) {
   BackwardOnDevice(*this, on).run(timeline);

@@ -20,6 +20,22 @@ std::int64_t chosen(std::int64_t option, std::int64_t otherwise) {
   return option == 0 ? otherwise : option;
 }
 
+/// The bounds of adaptation, with the layer's own setting inside.
+MoeControllerOptions bounds_around(const MoeLayerOptions& options, const plan::MoeDevice* device) {
+  MoeControllerOptions bounds = options.controller;
+  static_cast<void>(MoeController(bounds, {}));  // what the caller passed must hold by itself
+  bounds.min_consumers = std::min(bounds.min_consumers, options.consumers);
+  bounds.max_consumers = std::max(bounds.max_consumers, options.consumers);
+  bounds.min_segment_bands = std::min(bounds.min_segment_bands, options.segment_bands);
+  bounds.max_segment_bands = std::max(bounds.max_segment_bands, options.segment_bands);
+  if (device != nullptr) bounds.total_units = device->consumers_take_units() ? device->num_units() : 0;
+  return bounds;
+}
+
+std::int64_t units_of(const Context& context, const plan::MoeDevice* device) {
+  return device != nullptr ? device->num_units() : std::max(1, context.num_threads());
+}
+
 /// What a rank tells of the call before.
 struct Told {
   MoeObservation observation;
@@ -61,9 +77,10 @@ MoeLayer::State::State(Context& context_of_layer, const MoeLayerOptions& options
       communicator(context_of_layer.communicator()),
       options(options_of_layer),
       device(context_of_layer.executor().make_moe_device()),
-      controller(options_of_layer.controller, {.consumers = options_of_layer.consumers,
-                                               .compute_units = std::max(1, context_of_layer.num_threads()),
-                                               .segment_bands = options_of_layer.segment_bands}),
+      controller(bounds_around(options_of_layer, device.get()),
+                 {.consumers = options_of_layer.consumers,
+                  .compute_units = units_of(context_of_layer, device.get()),
+                  .segment_bands = options_of_layer.segment_bands}),
       pool(std::max(1, context_of_layer.num_threads()), fmt::format("r{} moe", communicator.rank())) {
   const int size = communicator.size();
   const int rank = communicator.rank();
@@ -99,6 +116,15 @@ MoePlanOptions MoeLayer::State::plan_options(Method method) const {
     plan.resources = {.compute_units = setting.compute_units, .communication_units = setting.consumers};
   }
   return plan;
+}
+
+MoePlanOptions MoeLayer::State::dispatch_options(const MoePlanOptions& wanted) const {
+  if (device == nullptr || wanted.transport != MoeTransport::kPut || wanted.world_size == 1) return wanted;
+  MoePlanOptions dispatch = wanted;
+  dispatch.transport = MoeTransport::kCollective;
+  constexpr std::int64_t kOverlapped = 2;  // one group would be the serial plan
+  dispatch.collective_groups = std::max(kOverlapped, wanted.collective_groups);
+  return dispatch;
 }
 
 std::uint64_t MoeLayer::State::agreement(std::string_view call_name, std::int32_t top_k,
@@ -140,6 +166,7 @@ void MoeLayer::State::check_weights(const MoeWeights& weights) const {
 
 MoeCounts MoeLayer::State::exchange_counts(const MoeRouting& routing, const std::function<void()>& check,
                                            Method& method, MoeReport& report) {
+  if (device != nullptr) recall_device();
   const std::vector<std::string> payloads = ops::agree(communicator, label(), [&]() -> ops::Ticket {
     if (routing.num_experts != options.num_experts) {
       core::fail(ErrorKind::kBadArgument, "the routing is for {} experts, the layer has {}",
@@ -205,15 +232,17 @@ void MoeLayer::State::prepare(Plans& plans, Plans& earlier, Method method, std::
            .counts = call->counts,
            .dispatch_n = dispatch_n,
            .combine_k = combine_k,
-           .dispatch = context.executor().prepare(
-               plan_moe_dispatch(wanted, call->counts, dispatch_n, options.hidden)),
+           .dispatch = context.executor().prepare(plan_moe_dispatch(
+               with_tile(dispatch_options(wanted), call->counts, dispatch_n, options.hidden), call->counts,
+               dispatch_n, options.hidden)),
            .combine = nullptr};
 }
 
 PreparedPlan& MoeLayer::State::combine_of(Plans& plans) const {
   if (plans.combine == nullptr) {
     plans.combine = context.executor().prepare(
-        plan_moe_combine(plans.options, plans.counts, options.hidden, plans.combine_k));
+        plan_moe_combine(with_tile(plans.options, plans.counts, options.hidden, plans.combine_k),
+                         plans.counts, options.hidden, plans.combine_k));
   }
   return *plans.combine;
 }
@@ -272,11 +301,14 @@ MoeLayer::Parts MoeLayer::State::measure_parts(Plans& plans, const Gemm& first_g
   parts.dispatch_transfer_us = measure(*plans.dispatch, first_gemm, Mode::kCommunicationOnly);
   parts.combine_gemm_us = measure(*plans.combine, second_gemm, Mode::kGemmOnly);
   parts.combine_transfer_us = measure(*plans.combine, second_gemm, Mode::kCommunicationOnly);
+  parts.dispatch_us = measure(*plans.dispatch, first_gemm, Mode::kRun);
+  parts.combine_us = measure(*plans.combine, second_gemm, Mode::kRun);
   return parts;
 }
 
 void MoeLayer::State::fill_report(MoeReport& report, Method method) const {
-  report.waste = moe_waste(plan_options(method), call->counts);
+  report.waste = moe_waste(
+      with_tile(plan_options(method), call->counts, options.hidden, options.intermediate), call->counts);
   report.send_rows = call->layout.send_rows;
   report.dropped_rows = call->rows.dropped;
   report.all_dropped_rows = call->all_dropped;

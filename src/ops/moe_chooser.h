@@ -20,6 +20,8 @@ class MoeChooser {
   /// Before each call: its most rows of one rank, and how long the call before took (the slowest rank; 0: not
   /// known, then it counts for nothing).
   Decision next(std::int64_t rows, double last_call_us);
+  /// Whether the time of the call that follows the last `next` will count.
+  [[nodiscard]] bool wants_time() const { return last_counts_; }
 
  private:
   void start_trial(std::int64_t rows);

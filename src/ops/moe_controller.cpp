@@ -41,6 +41,7 @@ MoeController::MoeController(const MoeControllerOptions& options, const MoeSetti
     : options_(options), setting_(initial) {
   ops::at_least("controller: min_consumers", options.min_consumers, 1);
   ops::at_least("controller: max_consumers", options.max_consumers, options.min_consumers);
+  ops::at_least("controller: consumer_step", options.consumer_step, 1);
   ops::at_least("controller: min_segment_bands", options.min_segment_bands, 1);
   ops::at_least("controller: max_segment_bands", options.max_segment_bands, options.min_segment_bands);
   ops::at_least("controller: total_units", options.total_units, 0);
@@ -69,23 +70,27 @@ MoeController::Wish MoeController::wish_of(const MoeObservation& observation) co
   if (setting_.consumers <= options_.min_consumers) {
     return observation.consumer_idle > kMostlyIdle ? Wish::kLess : Wish::kStay;
   }
-  // The same puts on one consumer fewer.
-  const auto consumers = static_cast<double>(setting_.consumers);
-  const double busy = (1 - observation.consumer_idle) * consumers / (consumers - 1);
+  // The same puts on fewer consumers.
+  const double busy = (1 - observation.consumer_idle) * static_cast<double>(setting_.consumers) /
+                      static_cast<double>(fewer_consumers());
   return 1 - busy > options_.high_idle ? Wish::kLess : Wish::kStay;
+}
+
+std::int64_t MoeController::fewer_consumers() const {
+  return std::max(options_.min_consumers, setting_.consumers - options_.consumer_step);
 }
 
 bool MoeController::step(Wish wish, MoeSetting& next) const {
   next = setting_;
   if (wish == Wish::kMore) {
     if (next.consumers < options_.max_consumers) {
-      ++next.consumers;
+      next.consumers = std::min(options_.max_consumers, next.consumers + options_.consumer_step);
     } else {
       next.segment_bands = std::max(options_.min_segment_bands, next.segment_bands / 2);
     }
   } else {
     if (next.consumers > options_.min_consumers) {
-      --next.consumers;
+      next.consumers = fewer_consumers();
     } else {
       next.segment_bands = std::min(options_.max_segment_bands, next.segment_bands * 2);
     }

@@ -13,8 +13,6 @@ namespace {
 
 using ops::at_least;
 
-constexpr std::int64_t kMaxConsumers = 16;  // each is a thread
-
 void check_options(const MoeLayerOptions& options, Communicator& communicator) {
   at_least("hidden", options.hidden, 0);
   at_least("intermediate", options.intermediate, 0);
@@ -25,10 +23,6 @@ void check_options(const MoeLayerOptions& options, Communicator& communicator) {
   at_least("consumers", options.consumers, 1);
   at_least("collective_groups", options.collective_groups, 1);
   at_least("capacity", options.capacity, 0);
-  if (options.consumers > kMaxConsumers || options.controller.max_consumers > kMaxConsumers) {
-    core::fail(ErrorKind::kBadArgument, "consumers is {} and may become {}; at most {} are expected",
-               options.consumers, options.controller.max_consumers, kMaxConsumers);
-  }
   if (options.overlap_if == MoeOverlapIf::kPredicted && communicator.rank() == 0 &&
       options.machine == nullptr) {
     core::fail(ErrorKind::kBadArgument,
@@ -45,14 +39,6 @@ void check_options(const MoeLayerOptions& options, Communicator& communicator) {
   const auto numbers = static_cast<std::size_t>(communicator.size() * options.num_experts);
   static_cast<void>(
       moe_layout(plan, {communicator.size(), options.num_experts, std::vector<std::int64_t>(numbers)}));
-  if (options.transport == MoeTransport::kPut && communicator.size() > 1 &&
-      communicator.symmetric_heap() == nullptr) {
-    core::fail(
-        ErrorKind::kUnsupported,
-        "transport 'put' needs ranks that can write into each other's memory, which those of communicator "
-        "'{}' cannot; use transport 'collective'",
-        communicator.name());
-  }
 }
 
 /// Aborts the communicator when the call ends with an exception, so that the others do not wait for this
@@ -75,6 +61,7 @@ MoeLayer::MoeLayer(Context& context, const MoeLayerOptions& options) {
   ops::agree(context.communicator(), name, [&]() -> ops::Ticket {
     check_options(options, context.communicator());
     state_ = std::make_unique<State>(context, options);
+    state_->check_consumers();
     state_->check_device_options();
     return {.agreement = state_->agreement("layer", 0, Method::kOverlap),
             .description = fmt::format(
@@ -89,6 +76,24 @@ MoeLayer::MoeLayer(Context& context, const MoeLayerOptions& options) {
 }
 
 MoeLayer::~MoeLayer() = default;
+
+void MoeLayer::State::check_consumers() const {
+  constexpr std::int64_t kMostThreads = 16;
+  const bool can_put =
+      device != nullptr ? device->most_consumers() > 0 : communicator.symmetric_heap() != nullptr;
+  if (options.transport == MoeTransport::kPut && communicator.size() > 1 && !can_put) {
+    core::fail(
+        ErrorKind::kUnsupported,
+        "transport 'put' needs ranks that can write into each other's memory, which those of communicator "
+        "'{}' cannot; use transport 'collective'",
+        communicator.name());
+  }
+  const std::int64_t most = device != nullptr && can_put ? device->most_consumers() : kMostThreads;
+  if (options.consumers > most || options.controller.max_consumers > most) {
+    core::fail(ErrorKind::kBadArgument, "consumers is {} and may become {}; at most {} are expected",
+               options.consumers, options.controller.max_consumers, most);
+  }
+}
 
 const MoeLayerOptions& MoeLayer::options() const {
   return state_->options;
@@ -182,7 +187,7 @@ MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& r
               s.options.intermediate);
     if (s.device != nullptr) {
       report.phases.counts_us = watch.lap();
-      s.forward_on_device(on, weights, timeline);
+      s.forward_on_device(on, weights, timeline, report);
       return s.fill_report(report, method);
     }
     (void)s.combine_of(s.forward_plans);
@@ -206,6 +211,7 @@ MoeReport MoeLayer::forward(const void* x, std::int64_t ldx, const MoeRouting& r
   });
   s.results_valid = true;
   s.call_method = method;
+  if (s.device != nullptr) return report;
   if (method == Method::kSerial) s.observed = false;  // consumers had nothing to do
   // What the counts cost is the same either way, but for plans that the first call makes.
   s.call_us = report.phases.total_us() - report.phases.counts_us;
@@ -217,12 +223,15 @@ MoeLayer::Parts MoeLayer::measure_parts(const MoeWeights& weights) {
   s.meet(
       "parts",
       [&] {
-        s.require_host("measure_parts");
         if (!s.results_valid) core::fail(ErrorKind::kBadArgument, "measure_parts needs a forward before it");
         s.check_weights(weights);
       },
       Method::kOverlap);
   s.results_valid = s.backward_valid = false;
+  if (s.device != nullptr) {
+    const State::DeviceGemms gemms = s.forward_gemms(weights);
+    return s.measure_parts_on_device(s.forward_plans, gemms.first, gemms.second);
+  }
   return s.measure_parts(s.forward_plans, s.first_gemm(weights), s.second_gemm(weights));
 }
 

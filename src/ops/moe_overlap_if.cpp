@@ -73,12 +73,15 @@ ops::MoeChooser::Decision MoeLayer::State::predict(const MoeCounts& counts) {
     ops::Ticket ticket{.agreement = 0, .description = "choice of overlap", .payload = {}};
     if (communicator.rank() != 0) return ticket;
     MoeChoiceRequest request;
-    request.options = plan_options(Method::kOverlap);
     request.counts = with_capacity(counts, options.capacity);
+    request.options =
+        with_tile(plan_options(Method::kOverlap), request.counts, options.hidden, options.intermediate);
     request.hidden = options.hidden;
     request.hidden_cols = activation().hidden_cols();
     request.intermediate = options.intermediate;
-    request.consumers_take_units = false;  // threads, which mostly wait
+    request.consumers_take_units =
+        device != nullptr && device->consumers_take_units();  // threads mostly wait
+    if (device != nullptr) request.options.resources.compute_units = device->num_units();
     const MoeChoice choice = choose_moe(request, *options.machine);
     ticket.payload = (choice.overlaps() ? "o" : "s") + choice.reason;
     return ticket;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -47,6 +48,11 @@ struct MoeLayer::State {
   }
   [[nodiscard]] std::int64_t element() const { return size_of(options.dtype); }
   [[nodiscard]] MoePlanOptions plan_options(Method method) const;
+  /// Of the dispatch: on a device rows travel in messages, see docs/moe.md.
+  [[nodiscard]] MoePlanOptions dispatch_options(const MoePlanOptions& options) const;
+  /// With tiles for the GEMM [.., k] x [n, k], where the caller left them open and a device chooses.
+  [[nodiscard]] MoePlanOptions with_tile(MoePlanOptions options, const MoeCounts& counts, std::int64_t n,
+                                         std::int64_t k) const;
   [[nodiscard]] std::uint64_t agreement(std::string_view call, std::int32_t top_k, Method method) const;
   [[nodiscard]] std::string label() const;
 
@@ -96,7 +102,10 @@ struct MoeLayer::State {
     std::int64_t ldo = 0;
     void* stream = nullptr;
   };
+  void check_consumers() const;
   void check_device_options() const;
+  /// Before the ranks meet: what is known of calls before, without waiting for any but trials of overlap_if.
+  void recall_device();
   struct NamedMatrix {
     const char* name;
     const void* data;  ///< Null: not looked at.
@@ -104,9 +113,8 @@ struct MoeLayer::State {
   /// On a device, of this rank's tokens and of its experts: whether they lie there.
   void check_device_memory(std::int64_t tokens, std::initializer_list<NamedMatrix> of_tokens,
                            std::initializer_list<NamedMatrix> of_weights) const;
-  /// Error(kUnsupported), naming the call, on a device.
-  void require_host(const char* what) const;
-  void forward_on_device(const DeviceCall& on, const MoeWeights& weights, Timeline* timeline);
+  void forward_on_device(const DeviceCall& on, const MoeWeights& weights, Timeline* timeline,
+                         MoeReport& report);
   /// What a backward is given.
   struct BackwardCall {
     const void* out_gradient = nullptr;
@@ -127,7 +135,16 @@ struct MoeLayer::State {
     void* out = nullptr;
     std::int64_t ldo = 0;
   };
-  void run_on_device(PreparedPlan& plan, const DeviceGemm& gemm, void* stream, Timeline* timeline);
+  /// `us`, with a timeline: the time that GEMM and transfers take. Without one nothing waits for the device.
+  void run_on_device(PreparedPlan& plan, const DeviceGemm& gemm, void* stream, Timeline* timeline,
+                     double* us = nullptr, Mode mode = Mode::kRun);
+  Parts measure_parts_on_device(Plans& plans, const DeviceGemm& first_gemm, const DeviceGemm& second_gemm);
+  /// The GEMMs of the last forward and of the last backward, whose rows are still there.
+  struct DeviceGemms {
+    DeviceGemm first, second;
+  };
+  [[nodiscard]] DeviceGemms forward_gemms(const MoeWeights& weights);
+  [[nodiscard]] DeviceGemms backward_gemms();
   void fill_report(MoeReport& report, Method method) const;
 
   Context& context;
@@ -147,6 +164,12 @@ struct MoeLayer::State {
   void* device_stream = nullptr;  ///< Of the last forward, on a device.
   bool results_valid = false;     ///< Buffers hold what the last forward left.
   bool backward_valid = false;    ///< And the last backward, of that forward.
+  /// On a device, calls whose consumers have yet to tell, oldest first: which put_calls() they were.
+  struct Pending {
+    std::int64_t put_call = 0;
+    MoeSetting setting;
+  };
+  std::deque<Pending> pending;
   MoeObservation observation;
   bool observed = false;
   double call_us = 0;  ///< Of the last forward on this rank; 0: not known.

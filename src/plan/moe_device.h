@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -58,6 +60,45 @@ class MoeDevice {
   MoeDevice(const MoeDevice&) = delete;
   MoeDevice& operator=(const MoeDevice&) = delete;
   virtual ~MoeDevice() = default;
+
+  /// SMs that consumers may take at most; 0: this rank cannot write into other ranks' memory, nor they into
+  /// its.
+  [[nodiscard]] virtual std::int64_t most_consumers() const = 0;
+
+  /// SMs that a GEMM takes which leaves none to communication.
+  [[nodiscard]] virtual std::int64_t num_units() const = 0;
+  /// Whether a consumer's SMs are taken from the GEMM beside it; else it has SMs of its own.
+  [[nodiscard]] virtual bool consumers_take_units() const = 0;
+
+  /// Tiles with which a GEMM over groups of rows, each with one of several weights [n, k], is quickest:
+  /// groups[r] are the rows of rank r's groups, and the busiest rank counts. The same on all ranks.
+  struct TileSize {
+    std::int64_t rows = 0;
+    std::int64_t cols = 0;
+  };
+  [[nodiscard]] virtual TileSize choose_tile(std::span<const std::vector<std::int64_t>> groups,
+                                             std::int64_t n, std::int64_t k, DType dtype) const = 0;
+
+  /// What the consumer of a plan with puts told.
+  struct PutTimes {
+    double producer_us = 0;  ///< The GEMM.
+    double backlog_us = 0;   ///< From its end to the end of the last put.
+    double idle_us = 0;      ///< How long the consumer waited for segments.
+  };
+  /// Whether plans with puts are timed from now on.
+  virtual void time_puts(bool on) = 0;
+  /// Plans with puts carried out so far.
+  [[nodiscard]] virtual std::int64_t put_calls() const = 0;
+  /// Of the `call`-th of them, from 0. Nothing while it is not over, when it was not timed, or when there
+  /// have been several since.
+  [[nodiscard]] virtual std::optional<PutTimes> put_times(std::int64_t call) const = 0;
+
+  /// Around what is to be timed.
+  virtual void start_clock(void* stream) = 0;
+  virtual void stop_clock(void* stream) = 0;
+  /// Microseconds between the last two; waits until that is over. 0: it has been asked for already, or there
+  /// was nothing.
+  [[nodiscard]] virtual double clock_us() = 0;
 
   /// Error(kBadArgument), naming the matrix, for an address that is not in the device's memory.
   virtual void check_address(std::string_view name, const void* address) const = 0;

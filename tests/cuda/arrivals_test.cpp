@@ -396,10 +396,6 @@ TEST_F(ArrivalsTest, WhatTheExecutorCannotDoIsRefused) {
   for (Transfer& transfer : no_source.transfers) transfer.slice = -1;
   EXPECT_NE(refused(no_source).find("brings slice 0"), std::string::npos);
 
-  OverlapPlan put = plan_all_gather_gemm(options, {});
-  put.transfers.front().kind = TransferKind::kPut;
-  EXPECT_NE(refused(put).find("no put yet; transfer 0"), std::string::npos);
-
   OverlapPlan forwarded = plan_all_gather_gemm(options, {});
   forwarded.transfers.front().trigger = {TriggerKind::kSlice, 0};
   EXPECT_NE(refused(forwarded).find("no transfer set off by a slice yet"), std::string::npos);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "cpu/thread_pool.h"
 #include "flashoverlap/cpu_executor.h"
 #include "flashoverlap/in_process.h"
+#include "flashoverlap/machine_profile.h"
 #include "flashoverlap/moe_layer.h"
 #include "ops/moe_passes.h"
 #include "ops/moe_reference.h"
@@ -27,6 +29,23 @@ namespace {
 /// Every call is noted, and memory that it does not know is refused.
 class HostDevice final : public plan::MoeDevice {
  public:
+  [[nodiscard]] std::int64_t most_consumers() const override { return 16; }
+  [[nodiscard]] std::int64_t num_units() const override { return units; }
+  [[nodiscard]] bool consumers_take_units() const override { return true; }
+  [[nodiscard]] TileSize choose_tile(std::span<const std::vector<std::int64_t>> groups, std::int64_t n,
+                                     std::int64_t k, DType /*dtype*/) const override {
+    EXPECT_FALSE(groups.empty());
+    EXPECT_GT(std::min(n, k), 0);
+    return {.rows = 4, .cols = 8};
+  }
+  void time_puts(bool on) override { times_puts = on; }
+  [[nodiscard]] std::int64_t put_calls() const override { return std::ssize(put_times_); }
+  [[nodiscard]] std::optional<PutTimes> put_times(std::int64_t call) const override {
+    return call + lag < put_calls() ? put_times_[at(call)] : std::nullopt;
+  }
+  void start_clock(void* stream) override { streams.insert(stream); }
+  void stop_clock(void* stream) override { streams.insert(stream); }
+  [[nodiscard]] double clock_us() override { return next_clock_us; }
   void check_address(std::string_view name, const void* address) const override {
     if (refused.contains(address))
       throw Error(ErrorKind::kBadArgument, fmt::format("{} at {} is refused", name, address));
@@ -154,6 +173,15 @@ class HostDevice final : public plan::MoeDevice {
   std::set<const void*> refused;
   std::vector<std::string> calls;
   std::set<void*> streams;
+  bool times_puts = false;
+  std::int64_t units = 32;
+  double next_clock_us = 0;
+  std::function<PutTimes(const Resources&)> machine;  ///< What a plan with puts takes.
+  std::int64_t lag = 0;                               ///< Calls after which that is known.
+
+  void run_puts(const OverlapPlan& plan) {
+    put_times_.push_back(machine ? std::optional(machine(plan.resources)) : std::nullopt);
+  }
 
  private:
   /// A row in float32; zeros where it does not begin in the matrix.
@@ -185,6 +213,7 @@ class HostDevice final : public plan::MoeDevice {
   }
 
   std::map<Buffer, std::vector<std::byte>> buffers_;
+  std::vector<std::optional<PutTimes>> put_times_;
   plan::MoeRowTables tables_;
   plan::MoeExpertRows expert_rows_;
   int side_ = 0;
@@ -201,6 +230,9 @@ class DeviceExecutor final : public Executor {
   void execute(PreparedPlan& prepared, const Operands& operands, Mode mode, Timeline* timeline) override {
     device_->calls.push_back(prepared.plan().operation);
     device_->streams.insert(operands.stream);
+    const bool puts =
+        !prepared.plan().transfers.empty() && prepared.plan().transfers.front().kind == TransferKind::kPut;
+    if (puts) device_->run_puts(prepared.plan());
     executor_->execute(prepared, operands, mode, timeline);
   }
   [[nodiscard]] std::int64_t workspace_bytes() const override { return executor_->workspace_bytes(); }
@@ -215,10 +247,12 @@ class DeviceExecutor final : public Executor {
 struct DeviceRank {
   std::shared_ptr<HostDevice> device = std::make_shared<HostDevice>();
   Context context;
-  explicit DeviceRank(const std::shared_ptr<Communicator>& communicator)
+  explicit DeviceRank(const std::shared_ptr<Communicator>& communicator, std::int64_t units = 32)
       : context(communicator,
                 std::make_unique<DeviceExecutor>(
-                    make_cpu_executor(communicator, {.num_threads = 2, .poison_workspace = true}), device)) {}
+                    make_cpu_executor(communicator, {.num_threads = 2, .poison_workspace = true}), device)) {
+    device->units = units;
+  }
 };
 
 class MoeOnDevice : public SeededTest {
@@ -234,10 +268,8 @@ class MoeOnDevice : public SeededTest {
     options.tile_m = pick(1, 9);
     options.tile_n = pick(1, 20);
     options.transport = pick(0, 1) == 0 ? MoeTransport::kPut : MoeTransport::kCollective;
-    if (options.transport == MoeTransport::kPut && pick(0, 1) == 0) {
-      options.padding = MoePadding::kPaper;
-      options.order = MoeOrder::kExpertMajor;
-    }
+    options.consumers = pick(1, 6);
+    options.segment_bands = pick(1, 3);
     options.collective_groups = pick(1, 4);
     options.poison_workspace = true;
     return options;
@@ -280,7 +312,6 @@ TEST_F(MoeOnDevice, GivesTheBitsOfTheHost) {
       MoeLayer layer(on.context, options);
       int stream = 0;
       for (const Method method : {Method::kOverlap, Method::kSerial, Method::kOverlap}) {
-        if (method == Method::kSerial && options.padding != MoePadding::kRagged) continue;  // other tiles
         Values out(routings[rank].tokens * h, options.dtype);
         out.poison();
         on.device->calls.clear();
@@ -367,7 +398,6 @@ TEST_F(MoeOnDevice, BackwardGivesTheGradientsOfTheHost) {
       forward(layer, Method::kOverlap);
       std::optional<Gradients> first;
       for (const Method method : {Method::kOverlap, Method::kSerial, Method::kOverlap}) {
-        if (method == Method::kSerial && options.padding != MoePadding::kRagged) continue;  // other rows
         on.device->calls.clear();
         const Gradients got = backward(layer, method);
         EXPECT_EQ(got.input.bytes, expected.input.bytes) << "rank " << rank << " of " << world;
@@ -386,6 +416,128 @@ TEST_F(MoeOnDevice, BackwardGivesTheGradientsOfTheHost) {
   }
 }
 
+/// A layer on devices, called again and again with one routing.
+class RepeatedCalls {
+ public:
+  RepeatedCalls(const std::shared_ptr<Communicator>& communicator, const MoeLayerOptions& options,
+                std::int64_t units = 32)
+      : on_(communicator, units),
+        layer_(on_.context, options),
+        routing_(make_routing(RoutingKind::kModerate, communicator->rank(), communicator->size(), 20,
+                              options.num_experts, 2, 1)),
+        x_(at(20 * options.hidden)),
+        out_(at(20 * options.hidden)),
+        up_(at(layer_.local_experts() * 2 * options.intermediate * options.hidden)),
+        down_(at(layer_.local_experts() * options.intermediate * options.hidden)) {}
+
+  [[nodiscard]] HostDevice& device() { return *on_.device; }
+  [[nodiscard]] MoeLayer& layer() { return layer_; }
+  [[nodiscard]] MoeWeights weights() const { return {up_.data(), down_.data()}; }
+  MoeReport call(Timeline* timeline = nullptr) {
+    const std::int64_t h = layer_.options().hidden;
+    return layer_.forward(x_.data(), h, routing_, weights(), out_.data(), h, Method::kOverlap, timeline);
+  }
+
+  static MoeLayerOptions options() {
+    MoeLayerOptions options;
+    options.hidden = options.intermediate = 8;
+    options.num_experts = 4;
+    options.dtype = DType::kBFloat16;
+    return options;
+  }
+
+ private:
+  DeviceRank on_;
+  MoeLayer layer_;
+  MoeRouting routing_;
+  std::vector<std::uint16_t> x_, out_, up_, down_;
+};
+
+// Consumers take units from the producer; what one rank tells moves all. Calls end late, as on a GPU whose
+// host runs ahead.
+TEST_F(MoeOnDevice, ConsumersAdapt) {
+  for (const std::int64_t lag : {0, 1, 3}) {
+    run_ranks(3, {}, [&](const std::shared_ptr<Communicator>& communicator) {
+      MoeLayerOptions options = RepeatedCalls::options();
+      options.adapt = true;
+      options.controller.max_consumers = 16;
+      options.controller.consumer_step = 3;
+      RepeatedCalls repeated(communicator, options);
+      const double share = communicator->rank() == 1 ? 1 : 0.1;  // of what is to be sent
+      repeated.device().lag = lag;
+      repeated.device().machine = [&](const Resources& units) {
+        EXPECT_EQ(units.compute_units + units.communication_units, 32);
+        const double send_us = share * 1000 / static_cast<double>(units.communication_units);
+        const double compute_us = 3200 / static_cast<double>(units.compute_units);
+        return plan::MoeDevice::PutTimes{.producer_us = compute_us,
+                                         .backlog_us = std::max(0.0, send_us - compute_us),
+                                         .idle_us = std::max(0.0, compute_us - send_us)};
+      };
+      MoeReport report;
+      for (int i = 0; i < 60; ++i) report = repeated.call();
+      EXPECT_TRUE(repeated.device().times_puts);
+      EXPECT_NEAR(static_cast<double>(report.setting.consumers), 8, 2) << "rank " << communicator->rank();
+      EXPECT_EQ(report.setting.compute_units, 32 - report.setting.consumers);
+      EXPECT_FALSE(report.adaptation.empty());
+      const auto of_all = communicator->exchange(static_cast<std::uint64_t>(report.setting.consumers), {});
+      EXPECT_EQ(std::set<std::uint64_t>(of_all.begin(), of_all.end()).size(), 1U);
+    });
+  }
+}
+
+TEST_F(MoeOnDevice, TheFasterWayIsMeasured) {
+  for (const double overlapped_us : {100.0, 300.0}) {
+    run_ranks(2, {}, [&](const std::shared_ptr<Communicator>& communicator) {
+      MoeLayerOptions options = RepeatedCalls::options();
+      options.overlap_if = MoeOverlapIf::kMeasured;
+      RepeatedCalls repeated(communicator, options);
+      MoeReport report;
+      for (int i = 0; i < 12; ++i) {
+        report = repeated.call();
+        repeated.device().next_clock_us = report.method == Method::kOverlap ? overlapped_us : 200;
+      }
+      EXPECT_EQ(report.method, overlapped_us < 200 ? Method::kOverlap : Method::kSerial) << report.choice;
+    });
+  }
+}
+
+// For the device's tiles and units, of which consumers take some: that pays where the link is slow.
+TEST_F(MoeOnDevice, TheFasterWayIsPredicted) {
+  for (const double gbps : {0.0005, 1.0}) {
+    MachineProfile profile;
+    profile.name = "made up";
+    profile.units = 32;
+    profile.gemm.kernels.push_back(
+        {.dtype = DType::kBFloat16, .tile_m = 4, .tile_n = 8, .unit_gflops = 0.001, .source = "made up"});
+    profile.levels.push_back({.name = "link", .latency_us = 1, .bandwidth_gbps = gbps, .source = "made up"});
+    run_ranks(2, {}, [&](const std::shared_ptr<Communicator>& communicator) {
+      MoeLayerOptions options = RepeatedCalls::options();
+      options.overlap_if = MoeOverlapIf::kPredicted;
+      options.machine = std::make_shared<const MachineProfile>(profile);
+      const MoeReport report = RepeatedCalls(communicator, options, 6).call();
+      EXPECT_EQ(report.method, gbps < 1 ? Method::kOverlap : Method::kSerial) << report.choice;
+    });
+  }
+}
+
+TEST_F(MoeOnDevice, PartsAndPhasesAreMeasured) {
+  run_ranks(2, {}, [&](const std::shared_ptr<Communicator>& communicator) {
+    RepeatedCalls repeated(communicator, RepeatedCalls::options());
+    EXPECT_EQ(repeated.call().phases.combine_us, 0);
+    Timeline timeline;
+    const MoeReport report = repeated.call(&timeline);
+    EXPECT_GT(report.phases.dispatch_us, 0);
+    EXPECT_GT(report.phases.combine_us, 0);
+    EXPECT_FALSE(timeline.spans.empty());
+    EXPECT_EQ(repeated.layer().combine_plan().grid.tile_n(), 8) << "what the device chose";
+    EXPECT_EQ(repeated.layer().dispatch_plan().grid.tile_m(), 4);
+    const MoeLayer::Parts parts = repeated.layer().measure_parts(repeated.weights());
+    for (const double us : {parts.dispatch_gemm_us, parts.dispatch_transfer_us, parts.combine_gemm_us,
+                            parts.combine_transfer_us, parts.dispatch_us, parts.combine_us})
+      EXPECT_GT(us, 0);
+  });
+}
+
 TEST_F(MoeOnDevice, RefusesWhatItCannotDo) {
   run_ranks(2, {}, [&](const std::shared_ptr<Communicator>& communicator) {
     DeviceRank on(communicator);
@@ -398,11 +550,13 @@ TEST_F(MoeOnDevice, RefusesWhatItCannotDo) {
     FLASHOVERLAP_EXPECT_THROW(ErrorKind::kUnsupported, "bf16 and f16, not f32",
                               MoeLayer(on.context, options));
     options = good;
-    options.adapt = true;
-    FLASHOVERLAP_EXPECT_THROW(ErrorKind::kUnsupported, "adapt", MoeLayer(on.context, options));
+    options.order = MoeOrder::kExpertMajor;
+    FLASHOVERLAP_EXPECT_THROW(ErrorKind::kUnsupported, "needs order 'owner-major' and padding 'ragged'",
+                              MoeLayer(on.context, options));
     options = good;
-    options.overlap_if = MoeOverlapIf::kMeasured;
-    FLASHOVERLAP_EXPECT_THROW(ErrorKind::kUnsupported, "overlap_if is 'measured'; on GPUs 'always'",
+    options.adapt = true;
+    options.transport = MoeTransport::kCollective;
+    FLASHOVERLAP_EXPECT_THROW(ErrorKind::kUnsupported, "which transport 'put' has",
                               MoeLayer(on.context, options));
 
     MoeLayer layer(on.context, good);
@@ -427,9 +581,7 @@ TEST_F(MoeOnDevice, RefusesWhatItCannotDo) {
     FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "gradient of the up weights at",
                               layer.backward(x.data(), 8, weights, gradients));
     EXPECT_EQ(by_up, std::vector<float>(16 * 8, 7)) << "written in spite of the error";
-    FLASHOVERLAP_EXPECT_THROW(ErrorKind::kUnsupported, "measure_parts of a layer of experts is on CPUs only",
-                              layer.measure_parts(weights));
-    FLASHOVERLAP_EXPECT_THROW(ErrorKind::kUnsupported, "measure_backward_parts of a layer of experts is on",
+    FLASHOVERLAP_EXPECT_THROW(ErrorKind::kBadArgument, "measure_backward_parts needs a backward before it",
                               layer.measure_backward_parts());
   });
 }
