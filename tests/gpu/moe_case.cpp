@@ -9,8 +9,9 @@ std::string MoeCase::text() const {
   std::ostringstream text;
   text << "H=" << options.hidden << " I=" << options.intermediate << " E=" << options.num_experts << " "
        << flashoverlap::name_of(options.dtype) << (options.gated ? " gated " : " ")
-       << flashoverlap::name_of(options.activation) << " groups " << options.collective_groups << " seed "
-       << seed << " top_k " << routings.front().top_k << " tokens";
+       << flashoverlap::name_of(options.activation) << " " << flashoverlap::name_of(options.transport)
+       << " groups " << options.collective_groups << " consumers " << options.consumers << " bands "
+       << options.segment_bands << " seed " << seed << " top_k " << routings.front().top_k << " tokens";
   for (const MoeRouting& routing : routings) text << " " << routing.tokens;
   return text.str();
 }
@@ -52,6 +53,13 @@ MoeCase small_case(int world) {
   call.options.transport = MoeTransport::kCollective;
   for (std::int32_t rank = 0; rank < world; ++rank)
     call.routings.push_back(make_routing(RoutingKind::kBalanced, rank, world, 50, 4, 2, 1));
+  return call;
+}
+
+MoeCase with_puts(MoeCase call, std::mt19937_64& rng) {
+  call.options.transport = MoeTransport::kPut;
+  call.options.consumers = 1 + static_cast<std::int64_t>(rng() % 20);
+  call.options.segment_bands = 1 + static_cast<std::int64_t>(rng() % 3);
   return call;
 }
 

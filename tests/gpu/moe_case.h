@@ -28,6 +28,8 @@ struct MoeCase {
 /// Up to `most_tokens` on each rank, or none; some ranks may have no expert, some slots none.
 MoeCase random_case(std::mt19937_64& rng, int world, std::int64_t most_tokens = 300);
 MoeCase small_case(int world);
+/// The case with transport `put`, some consumers and segments.
+MoeCase with_puts(MoeCase call, std::mt19937_64& rng);
 
 /// The case's weights, all experts', and a rank's tokens.
 test::MoeModel model_of(const MoeCase& call);
