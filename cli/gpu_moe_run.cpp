@@ -9,24 +9,41 @@
 #include "core/fail.h"
 #include "core/median.h"
 #include "cuda/device.h"
+#include "flashoverlap/call_tuner.h"
 #include "flashoverlap/in_process.h"
+#include "flashoverlap/machine_profile.h"
 #include "gpu_measure.h"
 #include "gpu_ranks.h"
 #include "moe_data.h"
 #include "moe_gradient_check.h"
+#include "moe_series.h"
 #include "option_values.h"
 
 namespace flashoverlap::cli {
 namespace {
 
 void check_run(const MoeRun& run) {
-  const auto refuse = [](bool is_asked, const char* what) {
-    if (is_asked) core::fail(ErrorKind::kUnsupported, "--backend cuda has no {} yet", what);
-  };
-  refuse(run.adapt, "--adapt");
-  refuse(run.overlap_if != "always", "--overlap-if but always");
-  refuse(run.problem.transport == "put", "--transport put");
   require_gpu_type(parse_dtype(run.problem.dtype));
+}
+
+MoeLayerOptions layer_options(const MoeRun& run) {
+  const std::string& transport = run.problem.transport;
+  MoeLayerOptions options = moe_layer_options(
+      run.problem, transport.empty() ? MoeTransport::kCollective : parse_moe_transport(transport));
+  options.adapt = run.adapt;
+  constexpr std::int64_t kMostConsumers = 48;
+  constexpr std::int64_t kStep = 4;
+  options.controller.max_consumers = kMostConsumers;
+  options.controller.consumer_step = kStep;
+  return options;
+}
+
+MoeLayerOptions deciding_options(const MoeRun& run, const LinkModel& link) {
+  MoeLayerOptions options = layer_options(run);
+  options.overlap_if = parse_moe_overlap_if(run.overlap_if);
+  if (options.overlap_if == MoeOverlapIf::kPredicted)
+    options.machine = std::make_shared<const MachineProfile>(paced(load_machine_profile(run.machine), link));
+  return options;
 }
 
 /// One rank's gradients, and their copies on its device.
@@ -81,12 +98,15 @@ class GpuMoeRank {
         scope_(device_),
         context_(communicator, make_cuda_executor(communicator, cuda_options)),
         stream_(make_cuda_stream(cuda_options)),
-        layer_(context_, moe_layer_options(problem_, MoeTransport::kCollective)),
+        layer_(context_, layer_options(run)),
         data_(problem_, communicator->rank(), layer_.first_expert(), layer_.local_experts()),
         x_(on_device(device_, data_.x)),
         up_(on_device(device_, data_.up)),
         down_(on_device(device_, data_.down)),
         out_(on_device(device_, data_.out)) {
+    if (run.overlap_if != "always")
+      deciding_ = std::make_unique<MoeLayer>(
+          context_, deciding_options(run, run.link_is_auto ? LinkModel{} : run.link));
     if (run.backward) gradients_.emplace(problem_, communicator->rank(), layer_.local_experts(), device_);
   }
 
@@ -94,7 +114,7 @@ class GpuMoeRank {
   MoeReport run_afresh(Method method) {
     data_.out.poison();
     write_to(device_, out_, data_.out);
-    MoeReport report = forward(method);
+    MoeReport report = forward(layer_, method);
     read_from(out_, data_.out, *stream_);
     return report;
   }
@@ -108,8 +128,31 @@ class GpuMoeRank {
 
   /// Microseconds of one call, see BatchTimer.
   double time_forward(Method method) {
-    return time([&] { (void)forward(method); });
+    return time([&] { last_ = forward(layer_, method); });
   }
+  /// Of a layer that decides itself, after its trials.
+  double time_deciding() {
+    return time([&] { last_ = forward(*deciding_, Method::kOverlap); });
+  }
+  void try_out() {
+    constexpr int kTrialCalls = 8;
+    if (deciding_ == nullptr) return;
+    for (int i = 0; i <= kTrialCalls; ++i) (void)forward(*deciding_, Method::kOverlap);
+  }
+  [[nodiscard]] bool decides() const { return deciding_ != nullptr; }
+  /// What was decided last: serial calls, too, hear of the calls before them.
+  [[nodiscard]] const std::string& adaptation() const { return adaptation_; }
+  /// Of the last call that was timed.
+  [[nodiscard]] const MoeReport& last() const { return last_; }
+
+  /// One call that waits for the device, with its phases.
+  MoeReport run_in_phases(Method method) {
+    Timeline timeline;
+    return forward(layer_, method, &timeline);
+  }
+  MoeLayer::Parts measure_parts() { return layer_.measure_parts({.up = up_.data(), .down = down_.data()}); }
+  [[nodiscard]] Communicator& communicator() { return context_.communicator(); }
+
   /// Of the last forward.
   double time_backward(Method method) {
     return time([&] { backward(method); });
@@ -119,9 +162,12 @@ class GpuMoeRank {
   [[nodiscard]] const MoeLayer& layer() const { return layer_; }
 
  private:
-  MoeReport forward(Method method) {
-    return layer_.forward(x_.data(), problem_.hidden, routing_, {.up = up_.data(), .down = down_.data()},
-                          out_.data(), problem_.hidden, method, nullptr, native_handle(*stream_));
+  MoeReport forward(MoeLayer& layer, Method method, Timeline* timeline = nullptr) {
+    MoeReport report =
+        layer.forward(x_.data(), problem_.hidden, routing_, {.up = up_.data(), .down = down_.data()},
+                      out_.data(), problem_.hidden, method, timeline, native_handle(*stream_));
+    if (!report.adaptation.empty()) adaptation_ = report.adaptation;
+    return report;
   }
 
   void backward(Method method) {
@@ -141,6 +187,9 @@ class GpuMoeRank {
   Context context_;
   std::unique_ptr<Stream> stream_;
   MoeLayer layer_;
+  std::unique_ptr<MoeLayer> deciding_;
+  MoeReport last_;
+  std::string adaptation_;
   MoeRankData data_;
   cuda::DeviceBuffer x_, up_, down_, out_;
   std::optional<GpuGradients> gradients_;
@@ -188,6 +237,21 @@ void check_rank(GpuMoeRank& rank, const MoeRun& run, const std::vector<MoeRoutin
   result.dropped_rows = report.all_dropped_rows;
 }
 
+/// Beside serial calls, which it is compared with.
+MoeChosen time_deciding(GpuMoeRank& rank, const MoeRun& run) {
+  rank.try_out();
+  std::vector<double> us, speedup;
+  for (std::int64_t i = 0; i < run.iterations; ++i) {
+    const double serial_us = rank.time_forward(Method::kSerial);
+    us.push_back(rank.time_deciding());
+    speedup.push_back(serial_us / us.back());
+  }
+  return {.us = core::median(us),
+          .speedup = core::median(speedup),
+          .method = rank.last().method,
+          .choice = rank.last().choice};
+}
+
 /// Backward is timed by itself: of one forward, again and again.
 void time_rank(GpuMoeRank& rank, const MoeRun& run, bool is_first, GpuMoeResult& result) {
   PassTimes forward, backward;
@@ -195,9 +259,46 @@ void time_rank(GpuMoeRank& rank, const MoeRun& run, bool is_first, GpuMoeResult&
     forward.add([&](Method method) { return rank.time_forward(method); });
     if (run.backward) backward.add([&](Method method) { return rank.time_backward(method); });
   }
+  std::optional<MoeChosen> chosen;
+  if (rank.decides()) chosen = time_deciding(rank, run);
   if (!is_first) return;
+  result.setting = rank.last().setting;
+  result.adaptation = rank.adaptation();
   result.forward = forward.medians();
   if (run.backward) result.backward = backward.medians();
+  result.chosen = chosen;
+}
+
+/// Each GEMM with its transfers, all ranks beginning together, and both alone.
+void measure_phases(GpuMoeRank& rank, const MoeRun& run, bool is_first, GpuMoeResult& result) {
+  const auto parts_of = [&](Method method) {
+    MoeReport report = rank.run_in_phases(method);
+    const MoeLayer::Parts parts = slowest(rank.communicator(), rank.measure_parts());
+    report.phases = {.dispatch_us = parts.dispatch_us, .combine_us = parts.combine_us};
+    return std::pair(report, parts);
+  };
+  MoeSeries serial, overlap;
+  MoeHidden hidden;
+  for (std::int64_t i = 0; i < run.iterations; ++i) {
+    serial.add(rank.communicator(), [&] { return parts_of(Method::kSerial).first; });
+    MoeLayer::Parts parts;
+    overlap.add(rank.communicator(), [&] {
+      const auto [report, overlapped_parts] = parts_of(Method::kOverlap);
+      parts = overlapped_parts;
+      return report;
+    });
+    hidden.add(parts, overlap.calls().back());
+  }
+  if (!is_first) return;
+  const auto combine_us = [](const MoeSeries::Call& call) { return call.phases.combine_us; };
+  result.phases = {.serial = serial.phases(),
+                   .overlap = overlap.phases(),
+                   .combine_speedup = median_ratio(serial, overlap, combine_us),
+                   .dispatch_hidden = hidden.dispatch(),
+                   .combine_hidden = hidden.combine(),
+                   .parts = hidden.parts(),
+                   .backlog_us = overlap.median([](const auto& call) { return call.backlog_us; }),
+                   .consumer_idle = overlap.median([](const auto& call) { return call.consumer_idle; })};
 }
 
 }  // namespace
@@ -208,12 +309,14 @@ GpuMoeResult measure_moe_on_gpus(MoeRun& run, const GpuOptions& gpu) {
   const GpuRanks ranks(run.problem.ranks, gpu, run.link_is_auto ? LinkModel{} : run.link);
   GpuMoeResult result;
   result.communicator = ranks.text();
+  result.transport = layer_options(run).transport;
   std::mutex mutex;
   run_ranks(static_cast<int>(run.problem.ranks), {}, [&](const std::shared_ptr<Communicator>& control) {
     ranks.run(control, [&](const std::shared_ptr<Communicator>& communicator, const CudaOptions& options) {
       GpuMoeRank rank(communicator, options, run, routings[static_cast<std::size_t>(control->rank())]);
       check_rank(rank, run, routings, control->rank(), mutex, result);
       time_rank(rank, run, control->rank() == 0, result);
+      measure_phases(rank, run, control->rank() == 0, result);
     });
   });
   return result;

@@ -18,11 +18,28 @@ struct GpuMoePass {
   double speedup = 0;  ///< Median over pairs of calls that follow each other.
 };
 
+/// The two GEMMs of the forward with their transfers, each by itself with all ranks beginning together:
+/// medians of the slowest rank. As MoePass.
+struct GpuMoePhases {
+  MoePhases serial, overlap;  ///< dispatch_us and combine_us.
+  double combine_speedup = 0;
+  double dispatch_hidden = 0;
+  double combine_hidden = 0;
+  MoeLayer::Parts parts;
+  double backlog_us = 0;  ///< Transport put.
+  double consumer_idle = 0;
+};
+
 struct GpuMoeResult {
   std::string communicator;
   GpuMoePass forward;
+  GpuMoePhases phases;
   std::optional<GpuMoePass> backward;
-  double error = 0;  ///< Largest relative error of the tokens checked.
+  std::optional<MoeChosen> chosen;  ///< Where the layer decides itself.
+  MoeTransport transport = MoeTransport::kCollective;
+  MoeSetting setting;      ///< Of the last call.
+  std::string adaptation;  ///< Before it.
+  double error = 0;        ///< Largest relative error of the tokens checked.
   std::int64_t checked = 0;
   double gradient_error = 0;  ///< Likewise, of gradients.
   std::int64_t gradients_checked = 0;

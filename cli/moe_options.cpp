@@ -126,9 +126,11 @@ CLI::App& add_moe_subcommand(CLI::App& parent, const std::shared_ptr<MoeProblem>
   add_choice(sub, "--order", p.order, {"expert-major", "owner-major"},
              "How owners and experts follow each other; when not given, what suits the padding");
   add_choice(sub, "--transport", p.transport, {"put", "collective"},
-             "Puts into the owners' memory, or all-to-alls; when not given, puts where ranks can");
+             "Puts into the owners' memory, or all-to-alls; when not given, puts where ranks can, on GPUs\n"
+             "all-to-alls");
   integer("--segment-bands", p.segment_bands, 1, 1 << 16U, "Row bands of an inner segment");
-  integer("--consumers", p.consumers, 1, 16, "Streams (SMs, in a simulation) that put segments");
+  integer("--consumers", p.consumers, 1, 64,
+          "Streams (SMs on GPUs and in a simulation) that put segments; 16 on GPUs when not given");
   integer("--capacity", p.capacity, 0, std::int64_t{1} << 40U,
           "Rows that an expert takes at most; 0: no limit");
   add_integer_or_auto(sub, "--threads", p.threads, {1, 1024}, "Compute threads of each rank")

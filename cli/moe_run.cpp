@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,6 +22,9 @@ namespace flashoverlap::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+/// SMs, when nothing is said.
+constexpr std::int64_t kConsumersOnGpus = 16;
 
 std::string row_of(const MoePhases& p) {
   return fmt::format(
@@ -158,6 +162,27 @@ Json json_of(const GpuMoePass& pass) {
   return {{"serial_us", pass.serial_us}, {"overlap_us", pass.overlap_us}, {"speedup", pass.speedup}};
 }
 
+Json json_of(const GpuMoePhases& p) {
+  return {{"serial_phases", json_of(p.serial)},
+          {"overlap_phases", json_of(p.overlap)},
+          {"combine_speedup", p.combine_speedup},
+          {"dispatch_gemm_us", p.parts.dispatch_gemm_us},
+          {"dispatch_transfer_us", p.parts.dispatch_transfer_us},
+          {"combine_gemm_us", p.parts.combine_gemm_us},
+          {"combine_transfer_us", p.parts.combine_transfer_us},
+          {"dispatch_overlap_ratio", p.dispatch_hidden},
+          {"combine_overlap_ratio", p.combine_hidden},
+          {"backlog_us", p.backlog_us},
+          {"consumer_idle", p.consumer_idle}};
+}
+
+Json json_of(const std::optional<MoeChosen>& chosen) {
+  return {{"chosen", chosen ? Json(name_of_way(chosen->method)) : Json()},
+          {"chosen_us", chosen ? Json(chosen->us) : Json()},
+          {"chosen_speedup", chosen ? Json(chosen->speedup) : Json()},
+          {"choice", chosen ? Json(chosen->choice) : Json()}};
+}
+
 Json json_of(const MoeProblem& p) {
   return {
       {"ranks", p.ranks},     {"tokens", p.tokens}, {"hidden", p.hidden},   {"intermediate", p.intermediate},
@@ -176,12 +201,9 @@ void print_as_json(const MoeRun& run, const MoeResult& r) {
                {"overlap_us", f.overlap_us},
                {"speedup", f.speedup},
                {"combine_speedup", f.combine_speedup},
-               {"overlap_if", run.overlap_if},
-               {"chosen", r.chosen ? Json(name_of_way(r.chosen->method)) : Json()},
-               {"chosen_us", r.chosen ? Json(r.chosen->us) : Json()},
-               {"chosen_speedup", r.chosen ? Json(r.chosen->speedup) : Json()},
-               {"choice", r.chosen ? Json(r.chosen->choice) : Json()},
-               {"serial_phases", json_of(f.serial)},
+               {"overlap_if", run.overlap_if}});
+  json.update(json_of(r.chosen));
+  json.update({{"serial_phases", json_of(f.serial)},
                {"overlap_phases", json_of(f.overlap)},
                {"dispatch_overlap_ratio", f.dispatch_hidden},
                {"combine_overlap_ratio", f.combine_hidden},
@@ -200,6 +222,29 @@ void print_as_json(const MoeRun& run, const MoeResult& r) {
   print_json(json);
 }
 
+/// Each GEMM with its transfers, in calls that wait for the device.
+void add_phases(const GpuMoeResult& r, Rows& rows) {
+  const GpuMoePhases& p = r.phases;
+  const auto both = [](const MoePhases& phases) {
+    return fmt::format("dispatch + first GEMM {}, second GEMM + return {}", text_of_us(phases.dispatch_us),
+                       text_of_us(phases.combine_us));
+  };
+  rows.insert(rows.end(), {{"serial phases", both(p.serial)},
+                           {"overlapped", both(p.overlap)},
+                           {"second GEMM", fmt::format("{:.3f}x with its return: {} alone, {} to send",
+                                                       p.combine_speedup, text_of_us(p.parts.combine_gemm_us),
+                                                       text_of_us(p.parts.combine_transfer_us))},
+                           {"overlap ratio", fmt::format("{:.3f} of the return, {:.3f} of the dispatch",
+                                                         p.combine_hidden, p.dispatch_hidden)}});
+  if (r.transport != MoeTransport::kPut) return;
+  rows.insert(
+      rows.end(),
+      {{"consumers", fmt::format("{} of {} SMs, {} bands a segment; backlog {}, idle {:.0f} %",
+                                 r.setting.consumers, r.setting.consumers + r.setting.compute_units,
+                                 r.setting.segment_bands, text_of_us(p.backlog_us), 100 * p.consumer_idle)},
+       {"adaptation", r.adaptation.empty() ? "off" : r.adaptation}});
+}
+
 void print_table(const MoeRun& run, const GpuMoeResult& r) {
   Rows rows = {
       {"operator", text_of(run.problem)},
@@ -209,6 +254,7 @@ void print_table(const MoeRun& run, const GpuMoeResult& r) {
       {"overlapped", text_of_us(r.forward.overlap_us)},
       {"speed-up", fmt::format("{:.3f}x", r.forward.speedup)},
   };
+  add_phases(r, rows);
   if (r.backward) {
     rows.insert(rows.end(), {{"", ""},
                              {"backward", "serial " + text_of_us(r.backward->serial_us)},
@@ -220,6 +266,7 @@ void print_table(const MoeRun& run, const GpuMoeResult& r) {
                                                        r.waste.wasted_rows(), r.waste.computed_rows)},
                            {"dropped rows", std::to_string(r.dropped_rows)},
                            {"check", check_text(run, r)}});
+  if (r.chosen) rows.emplace_back("chosen", text_of(run, *r.chosen));
   fmt::print("{}", to_table(rows));
 }
 
@@ -227,6 +274,13 @@ void print_as_json(const MoeRun& run, const GpuMoeResult& r) {
   Json json = {{"operator", "moe-layer"}, {"backend", "cuda"}, {"communicator", r.communicator}};
   json.update(json_of(run.problem));
   json.update(json_of(r.forward));
+  json.update(json_of(r.phases));
+  json.update({{"transport", name_of(r.transport)},
+               {"consumers", r.setting.consumers},
+               {"segment_bands", r.setting.segment_bands},
+               {"adaptation", r.adaptation},
+               {"overlap_if", run.overlap_if}});
+  json.update(json_of(r.chosen));
   json.update({{"backward", r.backward ? json_of(*r.backward) : Json()},
                {"max_relative_gradient_error", r.backward ? Json(r.gradient_error) : Json()},
                {"wasted_rows", r.waste.wasted_rows()},
@@ -237,8 +291,15 @@ void print_as_json(const MoeRun& run, const GpuMoeResult& r) {
   print_json(json);
 }
 
+void check_machine(const MoeRun& run) {
+  if ((run.overlap_if == "predicted") == !run.machine.empty()) return;
+  throw CLI::ValidationError("--machine", run.machine.empty() ? "is needed with --overlap-if predicted"
+                                                              : "is for --overlap-if predicted");
+}
+
 int run_moe_on_gpus(MoeRun& run, const GpuOptions& gpu, bool json) {
   check_backend(gpu);
+  check_machine(run);
   const GpuMoeResult result = measure_moe_on_gpus(run, gpu);
   if (json) {
     print_as_json(run, result);
@@ -249,10 +310,7 @@ int run_moe_on_gpus(MoeRun& run, const GpuOptions& gpu, bool json) {
 }
 
 int run_moe(MoeRun& run, bool json) {
-  if ((run.overlap_if == "predicted") != !run.machine.empty()) {
-    throw CLI::ValidationError("--machine", run.machine.empty() ? "is needed with --overlap-if predicted"
-                                                                : "is for --overlap-if predicted");
-  }
+  check_machine(run);
   const MoeResult result = measure_moe(run);
   if (is_job() && !is_first_rank()) return kExitSuccess;
   if (json) {
@@ -303,6 +361,7 @@ void add_moe_run(CLI::App& parent, Action& action) {
   sub.footer("\nExample: flashoverlap run moe-layer --tokens 2048 --experts 16 --ranks 4 --routing stress");
   sub.callback([&sub, run, gpu, json, &action] {
     require_options_behind(sub);
+    if (gpu->on_gpus() && sub.count("--consumers") == 0) run->problem.consumers = kConsumersOnGpus;
     action = [run, gpu, json] {
       check_gpu_options(*gpu);
       return gpu->on_gpus() ? run_moe_on_gpus(*run, *gpu, *json) : run_moe(*run, *json);

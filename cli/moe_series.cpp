@@ -41,8 +41,8 @@ std::vector<double> slowest(Communicator& communicator, const std::vector<double
 MoeLayer::Parts slowest(Communicator& communicator, const MoeLayer::Parts& own) {
   const std::vector<double> worst =
       slowest(communicator, std::vector{own.dispatch_gemm_us, own.dispatch_transfer_us, own.combine_gemm_us,
-                                        own.combine_transfer_us});
-  return {worst[0], worst[1], worst[2], worst[3]};
+                                        own.combine_transfer_us, own.dispatch_us, own.combine_us});
+  return {worst[0], worst[1], worst[2], worst[3], worst[4], worst[5]};
 }
 
 void MoeSeries::add(Communicator& communicator, const std::function<MoeReport()>& call) {
@@ -110,7 +110,8 @@ MoeLayer::Parts MoeHidden::parts() const {
     return median_of(parts_, [&](const MoeLayer::Parts& parts) { return parts.*part; });
   };
   return {median(&MoeLayer::Parts::dispatch_gemm_us), median(&MoeLayer::Parts::dispatch_transfer_us),
-          median(&MoeLayer::Parts::combine_gemm_us), median(&MoeLayer::Parts::combine_transfer_us)};
+          median(&MoeLayer::Parts::combine_gemm_us),  median(&MoeLayer::Parts::combine_transfer_us),
+          median(&MoeLayer::Parts::dispatch_us),      median(&MoeLayer::Parts::combine_us)};
 }
 
 }  // namespace flashoverlap::cli
