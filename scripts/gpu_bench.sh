@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The GPU benchmarks: builds them, and runs them where there is a CUDA device. Called by `./dev gpu-bench`.
 #
-#   gpu_bench.sh [NAME [ARGS]]   one benchmark (signal_gemm_bench, restore_bench, epilogue_bench, rehearsal, cluster_bench,
+#   gpu_bench.sh [NAME [ARGS]]   one benchmark (signal_gemm_bench, grouped_gemm_bench, restore_bench, epilogue_bench, rehearsal, cluster_bench,
 #                                nccl_buffers_bench) with its arguments; all without NAME
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
