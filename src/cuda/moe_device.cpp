@@ -55,9 +55,10 @@ void MoeCudaDevice::Tables::wait() const {
 }
 
 plan::MoeDevice::TileSize MoeCudaDevice::choose_tile(std::span<const std::vector<std::int64_t>> groups,
-                                                     std::int64_t n, std::int64_t k, DType dtype) const {
+                                                     std::int64_t n, std::int64_t k, DType dtype,
+                                                     std::int64_t units) const {
   const SignalGemmVariant& variant =
-      choose_grouped_variant(device_, dtype, groups, n, k, options_.num_sms, options_.gemm_variant);
+      choose_grouped_variant(device_, dtype, groups, n, k, static_cast<int>(units), options_.gemm_variant);
   return {.rows = variant.tile_rows, .cols = variant.tile_cols};
 }
 

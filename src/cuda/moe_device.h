@@ -34,7 +34,7 @@ class MoeCudaDevice final : public plan::MoeDevice {
   [[nodiscard]] std::int64_t num_units() const override { return options_.num_sms; }
   [[nodiscard]] bool consumers_take_units() const override { return options_.partition == nullptr; }
   [[nodiscard]] TileSize choose_tile(std::span<const std::vector<std::int64_t>> groups, std::int64_t n,
-                                     std::int64_t k, DType dtype) const override;
+                                     std::int64_t k, DType dtype, std::int64_t units) const override;
   void time_puts(bool on) override { options_.consumers->turn(on); }
   [[nodiscard]] std::int64_t put_calls() const override { return options_.consumers->calls(); }
   [[nodiscard]] std::optional<PutTimes> put_times(std::int64_t call) const override;

@@ -58,7 +58,7 @@ void or_abort(Communicator& communicator, const Function& function) {
 MoeLayer::MoeLayer(Context& context, const MoeLayerOptions& options) {
   const std::string name = fmt::format("moe-layer hidden={} intermediate={} experts={}", options.hidden,
                                        options.intermediate, options.num_experts);
-  ops::agree(context.communicator(), name, [&]() -> ops::Ticket {
+  const std::vector<std::string> units = ops::agree(context.communicator(), name, [&]() -> ops::Ticket {
     check_options(options, context.communicator());
     state_ = std::make_unique<State>(context, options);
     state_->check_consumers();
@@ -71,8 +71,9 @@ MoeLayer::MoeLayer(Context& context, const MoeLayerOptions& options) {
                 options.tile_n, name_of(options.padding), name_of(options.order), name_of(options.transport),
                 options.capacity, options.segment_bands, options.consumers, options.collective_groups,
                 options.adapt ? ", adaptive" : "", name_of(options.overlap_if)),
-            .payload = {}};
+            .payload = std::to_string(state_->device != nullptr ? state_->device->num_units() : 0)};
   });
+  state_->tile_units = std::stoll(units.front());
 }
 
 MoeLayer::~MoeLayer() = default;

@@ -94,7 +94,7 @@ MoePlanOptions MoeLayer::State::with_tile(MoePlanOptions plan, const MoeCounts& 
         groups[static_cast<std::size_t>(rank)].push_back(counts.at(owner, e));
     }
   }
-  const MoeDevice::TileSize tile = device->choose_tile(groups, n, k, options.dtype);
+  const MoeDevice::TileSize tile = device->choose_tile(groups, n, k, options.dtype, tile_units);
   plan.tile_m = tile.rows;
   plan.tile_n = tile.cols;
   return plan;

@@ -151,7 +151,8 @@ struct MoeLayer::State {
   Communicator& communicator;
   MoeLayerOptions options;
   std::shared_ptr<plan::MoeDevice> device;  ///< Null: rows lie in the host's memory.
-  std::int64_t first = 0;                   ///< Local experts are [first, first + count).
+  std::int64_t tile_units = 0;  ///< Rank 0's, by which all choose tiles: theirs may be more or fewer.
+  std::int64_t first = 0;       ///< Local experts are [first, first + count).
   std::int64_t count = 0;
   MoeController controller;
   cpu::ThreadPool pool;

@@ -70,14 +70,16 @@ class MoeDevice {
   /// Whether a consumer's SMs are taken from the GEMM beside it; else it has SMs of its own.
   [[nodiscard]] virtual bool consumers_take_units() const = 0;
 
-  /// Tiles with which a GEMM over groups of rows, each with one of several weights [n, k], is quickest:
-  /// groups[r] are the rows of rank r's groups, and the busiest rank counts. The same on all ranks.
+  /// Tiles with which a GEMM over groups of rows, each with one of several weights [n, k], is quickest on so
+  /// many units: groups[r] are the rows of rank r's groups, and the busiest rank counts. The same on all
+  /// ranks with devices of one kind.
   struct TileSize {
     std::int64_t rows = 0;
     std::int64_t cols = 0;
   };
   [[nodiscard]] virtual TileSize choose_tile(std::span<const std::vector<std::int64_t>> groups,
-                                             std::int64_t n, std::int64_t k, DType dtype) const = 0;
+                                             std::int64_t n, std::int64_t k, DType dtype,
+                                             std::int64_t units) const = 0;
 
   /// What the consumer of a plan with puts told.
   struct PutTimes {

@@ -33,9 +33,10 @@ class HostDevice final : public plan::MoeDevice {
   [[nodiscard]] std::int64_t num_units() const override { return units; }
   [[nodiscard]] bool consumers_take_units() const override { return true; }
   [[nodiscard]] TileSize choose_tile(std::span<const std::vector<std::int64_t>> groups, std::int64_t n,
-                                     std::int64_t k, DType /*dtype*/) const override {
+                                     std::int64_t k, DType /*dtype*/, std::int64_t by_units) const override {
     EXPECT_FALSE(groups.empty());
     EXPECT_GT(std::min(n, k), 0);
+    tile_units.insert(by_units);
     return {.rows = 4, .cols = 8};
   }
   void time_puts(bool on) override { times_puts = on; }
@@ -174,6 +175,7 @@ class HostDevice final : public plan::MoeDevice {
   std::vector<std::string> calls;
   std::set<void*> streams;
   bool times_puts = false;
+  mutable std::set<std::int64_t> tile_units;
   std::int64_t units = 32;
   double next_clock_us = 0;
   std::function<PutTimes(const Resources&)> machine;  ///< What a plan with puts takes.
@@ -518,6 +520,15 @@ TEST_F(MoeOnDevice, TheFasterWayIsPredicted) {
       EXPECT_EQ(report.method, gbps < 1 ? Method::kOverlap : Method::kSerial) << report.choice;
     });
   }
+}
+
+// With other units each rank would choose other tiles, and their plans would not match.
+TEST_F(MoeOnDevice, TilesAreChosenByTheUnitsOfRank0) {
+  run_ranks(3, {}, [&](const std::shared_ptr<Communicator>& communicator) {
+    RepeatedCalls repeated(communicator, RepeatedCalls::options(), 10 + communicator->rank());
+    repeated.call();
+    EXPECT_EQ(repeated.device().tile_units, std::set<std::int64_t>{10});
+  });
 }
 
 TEST_F(MoeOnDevice, PartsAndPhasesAreMeasured) {
