@@ -44,7 +44,8 @@ struct MoeLayerOptions {
   std::int64_t tile_n = 0;
   MoePadding padding = MoePadding::kRagged;
   MoeOrder order = MoeOrder::kOwnerMajor;
-  /// kPut needs a communicator with a symmetric heap (in-process has one, MPI has not).
+  /// kPut needs a communicator with a symmetric heap (in-process has one, MPI has not); on GPUs ranks that
+  /// address each other's memory, see `forward`.
   MoeTransport transport = MoeTransport::kPut;
   std::int64_t segment_bands = 2;  ///< Bands of an inner segment, >= 1.
   /// Streams that put segments, in [1, 16]; on GPUs SMs, which the second GEMM leaves to them, at least 1 and
