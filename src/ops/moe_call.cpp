@@ -290,19 +290,25 @@ void MoeLayer::State::run_combine(Plans& plans, const Gemm& gemm, Timeline* time
 
 MoeLayer::Parts MoeLayer::State::measure_parts(Plans& plans, const Gemm& first_gemm,
                                                const Gemm& second_gemm) const {
-  const auto measure = [&](PreparedPlan& plan, const Gemm& gemm, Mode mode) {
-    communicator.exchange(std::uint64_t{0}, {.operation = "moe-layer parts"});
+  return measure_each(plans, [&](PreparedPlan& plan, bool is_first, Mode mode) {
     ops::Stopwatch watch;
-    context.executor().execute(plan, gemm.operands(), mode, nullptr);
+    context.executor().execute(plan, (is_first ? first_gemm : second_gemm).operands(), mode, nullptr);
     return watch.lap();
+  });
+}
+
+MoeLayer::Parts MoeLayer::State::measure_each(const Plans& plans, const TimedRun& run) const {
+  const auto measure = [&](bool is_first, Mode mode) {
+    communicator.exchange(std::uint64_t{0}, {.operation = "moe-layer parts"});
+    return run(is_first ? *plans.dispatch : *plans.combine, is_first, mode);
   };
   Parts parts;
-  parts.dispatch_gemm_us = measure(*plans.dispatch, first_gemm, Mode::kGemmOnly);
-  parts.dispatch_transfer_us = measure(*plans.dispatch, first_gemm, Mode::kCommunicationOnly);
-  parts.combine_gemm_us = measure(*plans.combine, second_gemm, Mode::kGemmOnly);
-  parts.combine_transfer_us = measure(*plans.combine, second_gemm, Mode::kCommunicationOnly);
-  parts.dispatch_us = measure(*plans.dispatch, first_gemm, Mode::kRun);
-  parts.combine_us = measure(*plans.combine, second_gemm, Mode::kRun);
+  parts.dispatch_gemm_us = measure(true, Mode::kGemmOnly);
+  parts.dispatch_transfer_us = measure(true, Mode::kCommunicationOnly);
+  parts.combine_gemm_us = measure(false, Mode::kGemmOnly);
+  parts.combine_transfer_us = measure(false, Mode::kCommunicationOnly);
+  parts.dispatch_us = measure(true, Mode::kRun);
+  parts.combine_us = measure(false, Mode::kRun);
   return parts;
 }
 

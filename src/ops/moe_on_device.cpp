@@ -202,21 +202,12 @@ void MoeLayer::State::forward_on_device(const DeviceCall& on, const MoeWeights& 
 
 MoeLayer::Parts MoeLayer::State::measure_parts_on_device(Plans& plans, const DeviceGemm& first_gemm,
                                                          const DeviceGemm& second_gemm) {
-  const auto measure = [&](PreparedPlan& plan, const DeviceGemm& gemm, Mode mode) {
-    communicator.exchange(std::uint64_t{0}, {.operation = "moe-layer parts"});
+  return measure_each(plans, [&](PreparedPlan& plan, bool is_first, Mode mode) {
     Timeline spans;
     double us = 0;
-    run_on_device(plan, gemm, device_stream, &spans, &us, mode);
+    run_on_device(plan, is_first ? first_gemm : second_gemm, device_stream, &spans, &us, mode);
     return us;
-  };
-  Parts parts;
-  parts.dispatch_gemm_us = measure(*plans.dispatch, first_gemm, Mode::kGemmOnly);
-  parts.dispatch_transfer_us = measure(*plans.dispatch, first_gemm, Mode::kCommunicationOnly);
-  parts.combine_gemm_us = measure(*plans.combine, second_gemm, Mode::kGemmOnly);
-  parts.combine_transfer_us = measure(*plans.combine, second_gemm, Mode::kCommunicationOnly);
-  parts.dispatch_us = measure(*plans.dispatch, first_gemm, Mode::kRun);
-  parts.combine_us = measure(*plans.combine, second_gemm, Mode::kRun);
-  return parts;
+  });
 }
 
 }  // namespace flashoverlap

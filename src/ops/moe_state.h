@@ -93,6 +93,10 @@ struct MoeLayer::State {
   void run_combine(Plans& plans, const Gemm& gemm, Timeline* timeline, MoeReport& report,
                    OtherWork other_work = {});
   Parts measure_parts(Plans& plans, const Gemm& first_gemm, const Gemm& second_gemm) const;
+  /// Of the phase with the first GEMM, or with the second: runs its plan and says how long that took, in us.
+  using TimedRun = std::function<double(PreparedPlan& plan, bool is_first, Mode mode)>;
+  /// Each part by itself, all ranks beginning together.
+  Parts measure_each(const Plans& plans, const TimedRun& run) const;
 
   /// Where rows lie in a device's memory: moe_on_device.cpp, and moe_backward_on_device.cpp.
   struct DeviceCall {

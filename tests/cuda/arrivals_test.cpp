@@ -10,6 +10,7 @@
 #include <map>
 
 #include "flashoverlap/plan_builders.h"
+#include "small_product.h"
 #include "support/seed.h"
 #include "support/throws.h"
 
@@ -20,19 +21,6 @@ using test::message_of;
 
 std::size_t index(std::int64_t value) {
   return static_cast<std::size_t>(value);
-}
-
-PlanOptions shape(std::int32_t world_size, std::int64_t m, std::int64_t n, std::int64_t k) {
-  PlanOptions options;
-  options.world_size = world_size;
-  options.dtype = DType::kBFloat16;
-  options.m = m;
-  options.n = n;
-  options.k = k;
-  options.tile_m = 16;
-  options.tile_n = 24;
-  options.resources.compute_units = 3;
-  return options;
 }
 
 /// By position: arrivals before the tile has read all that it reads.
@@ -215,7 +203,7 @@ class ArrivalsTest : public test::SeededTest {
 TEST_F(ArrivalsTest, AllGatherRunsThroughOnAllRanks) {
   for (int i = 0; i < 150; ++i) {
     const auto world_size = static_cast<std::int32_t>(pick(1, 9));
-    const PlanOptions options = shape(world_size, pick(0, 400), pick(0, 300), pick(0, 40));
+    const PlanOptions options = test::small_product(world_size, pick(0, 400), pick(0, 300), pick(0, 40));
     const SliceAxis axis = pick(0, 1) == 0 ? SliceAxis::kRows : SliceAxis::kColumns;
     const SliceOptions slices = random_slices(axis == SliceAxis::kRows ? options.m : options.n, world_size);
     const std::int64_t num_slices = pick(0, 3);  // 0: by messages, else by so many collectives
@@ -233,7 +221,7 @@ TEST_F(ArrivalsTest, AllGatherRunsThroughOnAllRanks) {
 TEST_F(ArrivalsTest, TailFreeReduceScatterRunsThroughOnAllRanks) {
   for (int i = 0; i < 150; ++i) {
     const auto world_size = static_cast<std::int32_t>(pick(1, 9));
-    const PlanOptions options = shape(world_size, pick(0, 400), pick(0, 100), pick(0, 40));
+    const PlanOptions options = test::small_product(world_size, pick(0, 400), pick(0, 100), pick(0, 40));
     const SliceOptions slices = random_slices(options.m, world_size);
     SCOPED_TRACE(
         fmt::format("{} ranks, m={} n={}, {} parts", world_size, options.m, options.n, slices.parts));
@@ -247,7 +235,7 @@ TEST_F(ArrivalsTest, TailFreeReduceScatterRunsThroughOnAllRanks) {
 TEST_F(ArrivalsTest, HeadsRunThroughOnAllRanks) {
   for (int i = 0; i < 150; ++i) {
     const auto world_size = static_cast<std::int32_t>(pick(1, 9));
-    const PlanOptions options = shape(world_size, pick(0, 300), pick(0, 300), pick(0, 40));
+    const PlanOptions options = test::small_product(world_size, pick(0, 300), pick(0, 300), pick(0, 40));
     const HeadSlices heads{random_slices(options.m, world_size), random_slices(options.n, world_size)};
     SCOPED_TRACE(
         fmt::format("{} ranks, m={} n={}, {} parts", world_size, options.m, options.n, heads.columns.parts));
@@ -261,7 +249,7 @@ TEST_F(ArrivalsTest, HeadsRunThroughOnAllRanks) {
 TEST_F(ArrivalsTest, BlocksRunThroughOnAllRanks) {
   for (int i = 0; i < 150; ++i) {
     const auto world_size = static_cast<std::int32_t>(pick(1, 9));
-    const PlanOptions options = shape(world_size, pick(0, 300), pick(0, 100), pick(0, 80));
+    const PlanOptions options = test::small_product(world_size, pick(0, 300), pick(0, 100), pick(0, 80));
     const HeadSlices heads{random_slices(options.m, world_size), random_slices(options.k, world_size)};
     const std::int64_t num_slices = pick(0, 3);  // 0: by messages, else by so many collectives
     SCOPED_TRACE(fmt::format("{} ranks, m={} k={}, {} parts, {} slices", world_size, options.m, options.k,
@@ -278,9 +266,9 @@ TEST_F(ArrivalsTest, BlocksRunThroughOnAllRanks) {
 // Three ranks, two strips of one row of two tiles; the first strip comes from all before the second.
 TEST_F(ArrivalsTest, TilesTakeBlocksAsTheyArrive) {
   const HeadSlices heads{.rows = {}, .columns = {.sizes = {}, .parts = 2}};
-  for (const OverlapPlan& plan : plans_of(shape(3, 3 * 32, 48, 24), [&](const PlanOptions& own) {
-         return plan_all_to_all_gemm(own, heads);
-       })) {
+  for (const OverlapPlan& plan :
+       plans_of(test::small_product(3, 3 * 32, 48, 24),
+                [&](const PlanOptions& own) { return plan_all_to_all_gemm(own, heads); })) {
     const GateTables tables = gate_tables(plan, transfer_steps(plan));
     EXPECT_EQ(tables.blocks, 3);
     EXPECT_EQ(tables.start, (std::vector<std::uint32_t>{0, 1, 2, 0, 1, 2, 0, 3, 4, 0, 3, 4}));
@@ -291,20 +279,21 @@ TEST_F(ArrivalsTest, TilesTakeBlocksAsTheyArrive) {
 }
 
 TEST_F(ArrivalsTest, SerialPlansWaitForAll) {
-  for (const OverlapPlan& plan : plans_of(shape(3, 96, 48, 24), [](const PlanOptions& own) {
+  for (const OverlapPlan& plan : plans_of(test::small_product(3, 96, 48, 24), [](const PlanOptions& own) {
          return plan_serial_all_to_all_gemm(own, {});
        })) {
     EXPECT_TRUE(gate_tables(plan, transfer_steps(plan)).waits_for_all);
   }
-  for (const OverlapPlan& plan :
-       plans_of(shape(3, 96, 48, 24), [](const PlanOptions& own) { return plan_all_gather_gemm(own, {}); })) {
+  for (const OverlapPlan& plan : plans_of(test::small_product(3, 96, 48, 24), [](const PlanOptions& own) {
+         return plan_all_gather_gemm(own, {});
+       })) {
     EXPECT_FALSE(gate_tables(plan, transfer_steps(plan)).waits_for_all);
   }
 }
 
 // Three ranks with two rows of two tiles each.
 TEST_F(ArrivalsTest, TheOwnSliceAddsTheOtherRanksTiles) {
-  const auto plans = plans_of(shape(3, 3 * 32, 48, 8), [](const PlanOptions& own) {
+  const auto plans = plans_of(test::small_product(3, 3 * 32, 48, 8), [](const PlanOptions& own) {
     return plan_tail_free_reduce_scatter(own, {.sizes = {}, .parts = 1});
   });
   for (const OverlapPlan& plan : plans) {
@@ -319,8 +308,8 @@ TEST_F(ArrivalsTest, TheOwnSliceAddsTheOtherRanksTiles) {
 
 // What the pairs are for, and that the walk above can get stuck.
 TEST_F(ArrivalsTest, OneMessageAtATimeWouldNotRunThrough) {
-  const auto plans =
-      plans_of(shape(3, 96, 48, 8), [](const PlanOptions& own) { return plan_all_gather_gemm(own, {}); });
+  const auto plans = plans_of(test::small_product(3, 96, 48, 8),
+                              [](const PlanOptions& own) { return plan_all_gather_gemm(own, {}); });
   std::vector<std::vector<TransferStep>> single;
   for (const OverlapPlan& plan : plans) {
     auto& steps = single.emplace_back();
@@ -338,15 +327,15 @@ TEST_F(ArrivalsTest, OneMessageAtATimeWouldNotRunThrough) {
 }
 
 TEST_F(ArrivalsTest, TheOwnSliceStartsAtOnceAndOthersWaitInTurn) {
-  const auto plans =
-      plans_of(shape(4, 64, 24, 8), [](const PlanOptions& own) { return plan_all_gather_gemm(own, {}); });
+  const auto plans = plans_of(test::small_product(4, 64, 24, 8),
+                              [](const PlanOptions& own) { return plan_all_gather_gemm(own, {}); });
   for (const OverlapPlan& plan : plans) {
     EXPECT_EQ(gate_tables(plan, transfer_steps(plan)).start, (std::vector<std::uint32_t>{0, 1, 2, 3}));
   }
 }
 
 TEST_F(ArrivalsTest, CollectivesAfterGroupsStayAsTheyAre) {
-  PlanOptions options = shape(2, 128, 96, 8);
+  PlanOptions options = test::small_product(2, 128, 96, 8);
   const OverlapPlan plan = plan_all_reduce(options);
   const auto steps = transfer_steps(plan);
   ASSERT_GT(plan.transfers.size(), 1U);
@@ -359,7 +348,7 @@ TEST_F(ArrivalsTest, CollectivesAfterGroupsStayAsTheyAre) {
 }
 
 TEST_F(ArrivalsTest, WhatTheExecutorCannotDoIsRefused) {
-  const PlanOptions options = shape(2, 128, 96, 8);
+  const PlanOptions options = test::small_product(2, 128, 96, 8);
   const auto refused = [](const OverlapPlan& plan) {
     return message_of(ErrorKind::kUnsupported, [&] { (void)gate_tables(plan, transfer_steps(plan)); });
   };

@@ -9,25 +9,13 @@
 #include <functional>
 
 #include "flashoverlap/plan_builders.h"
+#include "small_product.h"
 #include "support/seed.h"
 
 namespace flashoverlap::cuda {
 namespace {
 
 constexpr Cut kCuts[] = {Cut::kNowhere, Cut::kGroups, Cut::kGroupsAndArrivals};
-
-PlanOptions shape(std::int32_t world_size, std::int64_t m, std::int64_t n, std::int64_t k) {
-  PlanOptions options;
-  options.world_size = world_size;
-  options.dtype = DType::kBFloat16;
-  options.m = m;
-  options.n = n;
-  options.k = k;
-  options.tile_m = 16;
-  options.tile_n = 24;
-  options.resources.compute_units = 3;
-  return options;
-}
 
 GateTables tables_of(const OverlapPlan& plan) {
   return gate_tables(plan, transfer_steps(plan));
@@ -41,7 +29,8 @@ using Ranges = std::vector<LaunchRange>;
 
 // Three ranks, slices of two rows of two tiles: the own one waits for nothing.
 TEST(Launches, OneForEachSliceThatArrives) {
-  const OverlapPlan plan = plan_all_gather_gemm(shape(3, 3 * 32, 48, 8), {.sizes = {}, .parts = 1});
+  const OverlapPlan plan =
+      plan_all_gather_gemm(test::small_product(3, 3 * 32, 48, 8), {.sizes = {}, .parts = 1});
   EXPECT_EQ(decomposed(plan), (Ranges{{.first = 0, .count = 4, .arrivals = 0, .group = -1},
                                       {.first = 4, .count = 4, .arrivals = 1, .group = -1},
                                       {.first = 8, .count = 4, .arrivals = 2, .group = -1}}));
@@ -50,7 +39,8 @@ TEST(Launches, OneForEachSliceThatArrives) {
 
 // The same, where slices leave: the own one, which adds what has arrived, comes last.
 TEST(Launches, OneForEachSliceThatLeaves) {
-  const OverlapPlan plan = plan_tail_free_reduce_scatter(shape(3, 3 * 32, 48, 8), {.sizes = {}, .parts = 1});
+  const OverlapPlan plan =
+      plan_tail_free_reduce_scatter(test::small_product(3, 3 * 32, 48, 8), {.sizes = {}, .parts = 1});
   EXPECT_EQ(decomposed(plan), (Ranges{{.first = 0, .count = 4, .arrivals = 0, .group = 0},
                                       {.first = 4, .count = 4, .arrivals = 0, .group = 1},
                                       {.first = 8, .count = 4, .arrivals = 2, .group = -1}}));
@@ -62,19 +52,20 @@ TEST(Launches, OneForEachSliceThatLeaves) {
 // Two strips of rows, of which each tile takes the columns of three ranks.
 TEST(Launches, BlocksCountAsTheLastOfThem) {
   const HeadSlices heads{.rows = {}, .columns = {.sizes = {}, .parts = 2}};
-  const OverlapPlan plan = plan_all_to_all_gemm(shape(3, 3 * 32, 48, 24), heads);
+  const OverlapPlan plan = plan_all_to_all_gemm(test::small_product(3, 3 * 32, 48, 24), heads);
   EXPECT_EQ(decomposed(plan), (Ranges{{.first = 0, .count = 2, .arrivals = 2, .group = -1},
                                       {.first = 2, .count = 2, .arrivals = 4, .group = -1}}));
 }
 
 TEST(Launches, NoneOfNoTile) {
-  const OverlapPlan plan = plan_all_gather_gemm(shape(2, 0, 48, 8), {});
+  const OverlapPlan plan = plan_all_gather_gemm(test::small_product(2, 0, 48, 8), {});
   for (const Cut cut : kCuts) EXPECT_EQ(launch_ranges(plan, tables_of(plan), cut), Ranges{});
 }
 
 // Rank 0 of three makes the rows of ranks 1 and 2, then its own: those of a slice in one go.
 TEST(Launches, RowsOfEachInOneRun) {
-  const OverlapPlan plan = plan_tail_free_reduce_scatter(shape(3, 3 * 32, 48, 8), {.sizes = {}, .parts = 1});
+  const OverlapPlan plan =
+      plan_tail_free_reduce_scatter(test::small_product(3, 3 * 32, 48, 8), {.sizes = {}, .parts = 1});
   const Ranges ranges = decomposed(plan);
   EXPECT_EQ(rows_of_launches(plan, ranges),
             (std::vector<std::vector<plan::RowRun>>{{{32, 32}}, {{64, 32}}, {{0, 32}}}));
@@ -122,7 +113,7 @@ class RandomLaunches : public test::SeededTest {};
 TEST_F(RandomLaunches, HoldForEveryPlan) {
   for (int i = 0; i < 200; ++i) {
     PlanOptions options =
-        shape(static_cast<std::int32_t>(pick(1, 6)), pick(0, 300), pick(0, 150), pick(0, 60));
+        test::small_product(static_cast<std::int32_t>(pick(1, 6)), pick(0, 300), pick(0, 150), pick(0, 60));
     options.rank = static_cast<std::int32_t>(pick(0, options.world_size - 1));
     const SliceOptions slices{.sizes = {}, .parts = pick(0, 3)};
     const HeadSlices heads{.rows = {}, .columns = slices};
