@@ -23,6 +23,7 @@ struct CudaExecutor::Call {
   bool puts = false;                       ///< Results travel by puts, see PutWindow.
 
   [[nodiscard]] const OverlapPlan& plan() const { return prepared.plan(); }
+  [[nodiscard]] bool communicates() const { return mode == Mode::kRun || mode == Mode::kCommunicationOnly; }
 };
 
 }  // namespace flashoverlap::cuda

@@ -367,7 +367,8 @@ void CudaExecutor::execute(PreparedPlan& prepared, const Operands& operands, Mod
                communicator_->name());
   }
   settle_workspace(call);
-  if (has_puts(plan->plan()) && (mode == Mode::kRun || mode == Mode::kCommunicationOnly)) open_window(call);
+  call.puts = plan->has_puts() && call.communicates();
+  if (call.puts) open_window(call);
   try {
     enqueue(call);
   } catch (const std::exception& error) {
@@ -432,19 +433,15 @@ void CudaExecutor::enqueue(Call& call) {
     const bool needs_dense = call.prepared.transfers_output() && call.operands.ldo != plan.output_cols;
     call.output = needs_dense ? call.prepared.dense_output() : call.operands.out;
     call.ldo = needs_dense ? plan.output_cols : call.operands.ldo;
-    call.puts =
-        call.prepared.puts() != nullptr && (call.mode == Mode::kRun || call.mode == Mode::kCommunicationOnly);
     call.is_gated = call.mode == Mode::kRun && call.prepared.is_gated();
-    call.is_decomposed =
-        call.mode == Mode::kRun && call.prepared.is_decomposed() && !call.puts && plan.grid.k() > 0;
+    call.is_decomposed = call.mode == Mode::kRun && call.prepared.is_decomposed() && plan.grid.k() > 0;
     if (call.is_gated && !call.is_decomposed) {
       FLASHOVERLAP_CUDA_CHECK(cudaMemsetAsync(arrivals_.data(), 0, sizeof(std::uint32_t), call.stream));
     }
     if (call.mode == Mode::kRun && peers_ != nullptr) introduce_memory(call);
     start_.record(call.stream);
-    const bool communicates = call.mode == Mode::kRun || call.mode == Mode::kCommunicationOnly;
     const bool transfers_first = call.prepared.waits_for_all();
-    if (communicates && transfers_first) {
+    if (call.communicates() && transfers_first) {
       enqueue_transfers(call);
       join_transfers(call);
       start_.record(call.stream);
@@ -454,7 +451,7 @@ void CudaExecutor::enqueue(Call& call) {
     } else if (call.mode != Mode::kCommunicationOnly) {
       enqueue_gemm(call);
     }
-    if (communicates && !transfers_first) {
+    if (call.communicates() && !transfers_first) {
       if (!call.is_decomposed) enqueue_transfers(call);
       join_transfers(call);
     }

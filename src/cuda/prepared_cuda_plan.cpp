@@ -84,7 +84,8 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
                                    GemmForm form, int gemm_sms)
     : device_(device),
       gemm_sms_(gemm_sms),
-      form_(form),
+      has_puts_(cuda::has_puts(plan)),
+      form_(has_puts_ ? GemmForm::kPersistent : form),  // the consumer looks at its counters
       plan_(std::move(plan)),
       variants_(std::move(variants)),
       sums_in_restore_(!as_serial && sums == SumBy::kRestore && adds_in_packed_buffer(plan_)) {
@@ -167,7 +168,7 @@ const PreparedCudaPlan::VariantTables& PreparedCudaPlan::tables_of(const SignalG
 
 // What is put is received in a PutWindow.
 std::int64_t PreparedCudaPlan::received_bytes() const {
-  return has_puts(plan_) ? 0 : aligned(plan_.received_size * size_of(plan_.dtype));
+  return has_puts_ ? 0 : aligned(plan_.received_size * size_of(plan_.dtype));
 }
 
 std::int64_t PreparedCudaPlan::dense_bytes() const {

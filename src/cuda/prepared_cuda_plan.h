@@ -45,6 +45,8 @@ class PreparedCudaPlan {
   [[nodiscard]] bool has_settled_workspace() const { return is_workspace_settled_; }
   void mark_workspace_settled() { is_workspace_settled_ = true; }
 
+  /// Whether results travel by puts. Such a plan is never decomposed.
+  [[nodiscard]] bool has_puts() const { return has_puts_; }
   /// Null until its first call, or without puts.
   [[nodiscard]] const DevicePuts* puts() const { return puts_.get(); }
   void set_puts(std::unique_ptr<DevicePuts> puts) { puts_ = std::move(puts); }
@@ -177,6 +179,7 @@ class PreparedCudaPlan {
 
   int device_;
   int gemm_sms_;
+  bool has_puts_;
   GemmForm form_;
   OverlapPlan plan_;
   std::vector<const SignalGemmVariant*> variants_;
