@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <thread>
 
 #include "check.h"
 #include "flashoverlap/plan_builders.h"
 #include "gpu_case.h"
 #include "gpu_random.h"
 #include "gpu_test.h"
+#include "lateness.h"
 
 namespace flashoverlap::gpu_test {
 namespace {
@@ -63,9 +63,10 @@ class GatherCall {
     run_and_check(Method::kOverlap, call_.seed + 30);
   }
 
-  void run_and_check(Method method, std::int64_t seed) {
+  /// `calls` in a row with the same data.
+  void run_and_check(Method method, std::int64_t seed, int calls = 1) {
     fill(method, seed);
-    enqueue(method);
+    for (int i = 0; i < calls; ++i) enqueue(method);
     rank_.stream->synchronize();
     check(method, seed);
   }
@@ -271,14 +272,7 @@ GPU_TEST(all_gather_calls_in_a_row_with_late_ranks) {
       call.form = form;
       group.run([&](Rank& rank) {
         GatherCall own(rank, call);
-        for (int i = 0; i < 6; ++i) {
-          if (rank.rank == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(30));
-          own.run_and_check(Method::kOverlap, 10 * i);
-        }
-        own.fill(Method::kOverlap, 99);
-        for (int i = 0; i < 20; ++i) own.enqueue(Method::kOverlap);
-        rank.stream->synchronize();
-        own.check(Method::kOverlap, 99);
+        run_with_late_ranks(rank, own);
       });
     }
   }

@@ -2,12 +2,12 @@
 // compared with exact integers.
 #include <algorithm>
 #include <chrono>
-#include <thread>
 
 #include "flashoverlap/plan_builders.h"
 #include "gpu_case.h"
 #include "gpu_random.h"
 #include "gpu_test.h"
+#include "lateness.h"
 
 namespace flashoverlap::gpu_test {
 namespace {
@@ -67,9 +67,10 @@ class FromHeadsCall {
     run_and_check(Method::kOverlap, call_.seed + 30);
   }
 
-  void run_and_check(Method method, std::int64_t seed) {
+  /// `calls` in a row with the same data.
+  void run_and_check(Method method, std::int64_t seed, int calls = 1) {
     fill(method, seed);
-    enqueue(method);
+    for (int i = 0; i < calls; ++i) enqueue(method);
     rank_.stream->synchronize();
     check(method, seed);
   }
@@ -225,14 +226,7 @@ GPU_TEST(all_to_all_gemm_calls_in_a_row_with_late_ranks) {
       call.form = form;
       group.run([&](Rank& rank) {
         FromHeadsCall own(rank, call);
-        for (int i = 0; i < 6; ++i) {
-          if (rank.rank == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(30));
-          own.run_and_check(Method::kOverlap, 10 * i);
-        }
-        own.fill(Method::kOverlap, 99);
-        for (int i = 0; i < 20; ++i) own.enqueue(Method::kOverlap);
-        rank.stream->synchronize();
-        own.check(Method::kOverlap, 99);
+        run_with_late_ranks(rank, own);
         // The parts of a call alone leave nothing behind either.
         for (const Mode mode : {Mode::kGemmOnly, Mode::kPlainGemm, Mode::kCommunicationOnly})
           own.enqueue(Method::kOverlap, mode);

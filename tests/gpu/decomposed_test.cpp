@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "any_operator.h"
 #include "gpu_matrix.h"
 #include "gpu_random.h"
 #include "gpu_ranks.h"
@@ -10,32 +11,9 @@
 namespace flashoverlap::gpu_test {
 namespace {
 
-enum class Kind { kAllReduce, kSignal, kTailFree, kAllGather, kShardedWeight, kHeads, kFromHeads };
+using Kind = OperatorKind;
 constexpr Kind kKinds[] = {Kind::kAllReduce,     Kind::kSignal, Kind::kTailFree, Kind::kAllGather,
                            Kind::kShardedWeight, Kind::kHeads,  Kind::kFromHeads};
-
-std::unique_ptr<GemmOperator> make_op(Context& context, Kind kind, const GemmOptions& options,
-                                      const SliceOptions& slices) {
-  HeadSlices heads;
-  heads.columns = slices;
-  switch (kind) {
-    case Kind::kAllReduce:
-      return std::make_unique<GemmAllReduce>(context, options);
-    case Kind::kSignal:
-      return std::make_unique<GemmReduceScatter>(context, options);
-    case Kind::kTailFree:
-      return std::make_unique<GemmReduceScatter>(context, options, OverlapMethod::kTailFree, slices);
-    case Kind::kAllGather:
-      return std::make_unique<AllGatherGemm>(context, options, slices);
-    case Kind::kShardedWeight:
-      return std::make_unique<ShardedWeightGemm>(context, options, slices);
-    case Kind::kHeads:
-      return std::make_unique<GemmAllToAll>(context, options, heads);
-    case Kind::kFromHeads:
-      return std::make_unique<AllToAllGemm>(context, options, HeadSlices{});
-  }
-  return nullptr;
-}
 
 std::vector<float> random_values(Random& random, std::int64_t count) {
   std::vector<float> values;
@@ -48,7 +26,7 @@ std::vector<float> random_values(Random& random, std::int64_t count) {
 /// not there in time is the other tests' affair.
 std::vector<float> result_of(Rank& rank, GemmForm form, Kind kind, const GemmOptions& options,
                              const SliceOptions& slices) {
-  const auto op = make_op(rank.context_of(form), kind, options, slices);
+  const auto op = make_any(rank.context_of(form), kind, options, slices);
   const bool gathers = kind == Kind::kAllGather || kind == Kind::kShardedWeight;
   Random random(gathers ? 1 : 1 + static_cast<std::uint64_t>(rank.rank));
   const OverlapPlan& plan = op->plan();

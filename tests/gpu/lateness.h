@@ -40,4 +40,15 @@ class Lateness {
   cuda::DeviceBuffer begin_ns_;
 };
 
+/// Calls of an operator, one rank late by turns, and then many in a row without a look at the result between
+/// them. `Call`: run_and_check(method, seed, calls).
+template <class Call>
+void run_with_late_ranks(const Rank& rank, Call& call) {
+  for (int i = 0; i < 6; ++i) {
+    if (rank.rank == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    call.run_and_check(Method::kOverlap, 10 * i);
+  }
+  call.run_and_check(Method::kOverlap, 99, 20);
+}
+
 }  // namespace flashoverlap::gpu_test

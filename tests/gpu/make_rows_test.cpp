@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "any_operator.h"
 #include "check.h"
 #include "gpu_matrix.h"
 #include "gpu_random.h"
@@ -15,33 +16,16 @@ namespace {
 
 using Runs = std::vector<plan::RowRun>;
 
-enum class Kind { kAllReduce, kSignal, kTailFree, kShardedWeight, kHeads };
+using Kind = OperatorKind;
 constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kSignal, Kind::kTailFree, Kind::kShardedWeight,
                            Kind::kHeads};
-
-std::unique_ptr<GemmOperator> make_op(Context& context, Kind kind, const GemmOptions& options) {
-  switch (kind) {
-    case Kind::kAllReduce:
-      return std::make_unique<GemmAllReduce>(context, options);
-    case Kind::kSignal:
-      return std::make_unique<GemmReduceScatter>(context, options);
-    case Kind::kTailFree:
-      return std::make_unique<GemmReduceScatter>(context, options, OverlapMethod::kTailFree, SliceOptions{},
-                                                 BaselineOptions{2});
-    case Kind::kShardedWeight:
-      return std::make_unique<ShardedWeightGemm>(context, options);
-    case Kind::kHeads:
-      return std::make_unique<GemmAllToAll>(context, options, HeadSlices{});
-  }
-  return nullptr;
-}
 
 /// One rank's operator with an A that its calls make, a complete one beside it, and room for both results.
 class MadeCall {
  public:
   MadeCall(Rank& rank, GemmForm form, Kind kind, const GemmOptions& options)
       : rank_(rank),
-        op_(make_op(rank.context_of(form), kind, options)),
+        op_(make_any(rank.context_of(form), kind, options, {}, BaselineOptions{2})),
         whole_(op_->plan().grid.rows(), options.k, options.k, options.dtype),
         a_(whole_.rows(), options.k, options.k + 8, options.dtype),
         b_(options.n, options.k, options.k, options.dtype),

@@ -84,11 +84,19 @@ MoeCase large_case(int world) {
   return call;
 }
 
-GroupOptions failing_group(int world) {
+/// What ranks say of which one fails, all within the time-out and some.
+std::vector<std::string> errors_of(int world, const std::function<void(Rank&)>& body) {
   GroupOptions options;
   options.world_size = world;
   options.timeout = 1500ms;
-  return options;
+  const auto started = std::chrono::steady_clock::now();
+  std::vector<std::string> errors;
+  {
+    Group group(options);
+    errors = group.run_all(body, true);
+  }
+  GPU_EXPECT(std::chrono::steady_clock::now() - started < 15s, "the time-out is 1.5 s");
+  return errors;
 }
 
 }  // namespace
@@ -212,30 +220,22 @@ GPU_TEST(moe_put_names_the_rank_that_is_missing) {
   constexpr int kSilent = 1;
   std::mt19937_64 rng(seed());
   const MoeCase call = with_puts(small_case(world), rng);
-  const auto started = std::chrono::steady_clock::now();
-  std::vector<std::string> errors;
-  {
-    Group group(failing_group(world));
-    errors = group.run_all(
-        [&](Rank& rank) {
-          if (rank.rank == kSilent) {
-            rank.context = std::make_unique<Context>(
-                rank.communicator,
-                std::make_unique<Silent>(make_cuda_executor(rank.communicator, rank.options), 1));
-          }
-          LayerCall own(rank, call);
-          own.run_and_check(Method::kOverlap);
-          const DeviceMatrix out = own.make_out();
-          for (int i = 0; i < 2; ++i) {
-            (void)own.enqueue(own.routing(), out, Method::kOverlap);
-            rank.stream->synchronize();
-            // Or this rank would miss the others, who wait for it on their devices.
-            if (rank.rank == kSilent) std::this_thread::sleep_for(2s);
-          }
-        },
-        true);
-  }
-  GPU_EXPECT(std::chrono::steady_clock::now() - started < 15s, "the time-out is 1.5 s");
+  const std::vector<std::string> errors = errors_of(world, [&](Rank& rank) {
+    if (rank.rank == kSilent) {
+      rank.context = std::make_unique<Context>(
+          rank.communicator,
+          std::make_unique<Silent>(make_cuda_executor(rank.communicator, rank.options), 1));
+    }
+    LayerCall own(rank, call);
+    own.run_and_check(Method::kOverlap);
+    const DeviceMatrix out = own.make_out();
+    for (int i = 0; i < 2; ++i) {
+      (void)own.enqueue(own.routing(), out, Method::kOverlap);
+      rank.stream->synchronize();
+      // Or this rank would miss the others, who wait for it on their devices.
+      if (rank.rank == kSilent) std::this_thread::sleep_for(2s);
+    }
+  });
   bool is_named = false;
   for (const std::string& error : errors) {
     GPU_EXPECT(!error.empty(), "a rank has noticed nothing");
@@ -250,20 +250,12 @@ GPU_TEST(moe_put_rank_dies) {
   const int world = 2;
   std::mt19937_64 rng(seed());
   const MoeCase call = with_puts(small_case(world), rng);
-  const auto started = std::chrono::steady_clock::now();
-  std::vector<std::string> errors;
-  {
-    Group group(failing_group(world));
-    errors = group.run_all(
-        [&](Rank& rank) {
-          LayerCall own(rank, call);
-          own.run_and_check(Method::kOverlap);
-          if (rank.rank == 1) throw std::runtime_error("thrown on purpose");
-          own.run_and_check(Method::kOverlap);
-        },
-        true);
-  }
-  GPU_EXPECT(std::chrono::steady_clock::now() - started < 15s, "the time-out is 1.5 s");
+  const std::vector<std::string> errors = errors_of(world, [&](Rank& rank) {
+    LayerCall own(rank, call);
+    own.run_and_check(Method::kOverlap);
+    if (rank.rank == 1) throw std::runtime_error("thrown on purpose");
+    own.run_and_check(Method::kOverlap);
+  });
   GPU_EXPECT(errors[0].find("thrown on purpose") != std::string::npos, "the other rank says: " << errors[0]);
 }
 
