@@ -7,6 +7,7 @@
 #include "core/fail.h"
 #include "cuda_stream.h"
 #include "operand_check.h"
+#include "plan/moe_operations.h"
 
 namespace flashoverlap::cuda {
 namespace {
@@ -82,6 +83,8 @@ Verdict SerialBaseline::can_run(const OverlapPlan& plan) {
   const auto has_own_weight = [](const Problem& problem) { return problem.weight != 0; };
   if (std::ranges::any_of(plan.grid.problems(), has_own_weight))
     return core::no("the plan multiplies with several weights");
+  // A rank with one expert has one weight, but what it sends must lie as that of ranks with several does.
+  if (plan::is_of_experts(plan)) return core::no("the plan is of a layer of experts");
   if (plan.transfers.empty()) return {};
   const TransferKind kind = plan.transfers.front().kind;
   if (kind != TransferKind::kAllReduce && kind != TransferKind::kReduceScatter &&

@@ -2,14 +2,13 @@
 
 #include "plan/arithmetic.h"
 #include "plan/builder.h"
+#include "plan/moe_operations.h"
 #include "plan/moe_world.h"
 
 /// The second expert GEMM with the return of the results hidden behind it.
 namespace flashoverlap {
 namespace plan {
 namespace {
-
-constexpr std::string_view kOperation = "moe-combine";
 
 /// Where the results for one band part lie in the received buffer: those of tile column c at offset[c].
 struct ReceivedPart {
@@ -239,9 +238,9 @@ OverlapPlan moe_combine_plan(MoeWorld& world, std::int32_t rank, std::int64_t n,
   shared.k = k;
   shared.resources = options.resources;
   OverlapPlan plan =
-      start_plan(kOperation, shared,
+      start_plan(kMoeCombine, shared,
                  TileGrid(moe_problems(options, layout, n, false), k, options.tile_m, options.tile_n));
-  plan.agreement = world.agreement(kOperation, n, k);
+  plan.agreement = world.agreement(kMoeCombine, n, k);
   if (options.world_size > 1) {
     options.transport == MoeTransport::kPut ? combine_by_puts(world, plan)
                                             : combine_by_all_to_alls(world, plan);

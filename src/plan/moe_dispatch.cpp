@@ -3,6 +3,7 @@
 
 #include "plan/arithmetic.h"
 #include "plan/builder.h"
+#include "plan/moe_operations.h"
 #include "plan/moe_world.h"
 #include "plan/slices.h"
 
@@ -10,8 +11,6 @@
 namespace flashoverlap {
 namespace plan {
 namespace {
-
-constexpr std::string_view kOperation = "moe-dispatch";
 
 /// Steps until the rows of `owner` come: every rank puts to its next one first.
 std::int32_t steps_of(std::int32_t rank, std::int32_t owner, std::int32_t world_size) {
@@ -204,8 +203,8 @@ OverlapPlan moe_dispatch_plan(MoeWorld& world, std::int32_t rank, std::int64_t n
   shared.n = n;
   shared.k = k;
   shared.resources = options.resources;
-  OverlapPlan plan = start_plan(kOperation, shared, TileGrid(problems, k, options.tile_m, options.tile_n));
-  plan.agreement = world.agreement(kOperation, n, k);
+  OverlapPlan plan = start_plan(kMoeDispatch, shared, TileGrid(problems, k, options.tile_m, options.tile_n));
+  plan.agreement = world.agreement(kMoeDispatch, n, k);
   plan.schedule = by_arrival(plan, layout);
   plan.groups.push_back({0, plan.grid.num_tiles()});
   if (options.world_size == 1) return plan;

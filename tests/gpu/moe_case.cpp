@@ -22,7 +22,7 @@ MoeCase random_case(std::mt19937_64& rng, int world, std::int64_t most_tokens) {
   };
   MoeCase call;
   call.seed = rng() % 100'000;
-  call.options.hidden = 8 * pick(2, 24);
+  call.options.hidden = 8 * pick(2, 40);  // some have several columns of tiles
   call.options.intermediate = 8 * pick(1, 20);
   call.options.num_experts = pick(1, 9);  // some ranks may have none
   call.options.dtype = pick(0, 1) == 0 ? DType::kBFloat16 : DType::kFloat16;

@@ -9,7 +9,7 @@ GPU_TEST(moe_layer_random) {
   for (const int world : world_sizes()) {
     for (const CommunicatorKind kind : kinds_for(world)) {
       std::mt19937_64 rng(seed() + static_cast<std::uint64_t>(world));
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < cases(8); ++i) {
         const MoeCase call = random_case(rng, world);
         shared_group(world, kind).run([&](Rank& rank) {
           LayerCall own(rank, call);
@@ -17,6 +17,26 @@ GPU_TEST(moe_layer_random) {
             own.run_and_check(method);
         });
       }
+    }
+  }
+}
+
+// Ranks with one expert and ranks with several tell each other nothing of how results lie: those of each
+// rank's tiles, here of several columns.
+GPU_TEST(moe_layer_serial_with_unequal_experts) {
+  for (const int world : world_sizes()) {
+    MoeCase call = small_case(world);
+    call.options.hidden = 520;
+    call.options.num_experts = world + 1;
+    for (std::int32_t rank = 0; rank < world; ++rank) {
+      call.routings[index(rank)] =
+          make_routing(RoutingKind::kModerate, rank, world, 50 + rank, call.options.num_experts, 2, seed());
+    }
+    for (const CommunicatorKind kind : kinds_for(world)) {
+      shared_group(world, kind).run([&](Rank& rank) {
+        LayerCall own(rank, call);
+        for (const Method method : {Method::kSerial, Method::kOverlap}) own.run_and_check(method);
+      });
     }
   }
 }
@@ -40,7 +60,7 @@ GPU_TEST(moe_layer_calls_in_a_row) {
 GPU_TEST(moe_layer_one_rank) {
   if (ranks_are_processes()) throw Skip("ranks are processes");
   std::mt19937_64 rng(seed());
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < cases(8); ++i) {
     MoeCase call = random_case(rng, 1);
     call.options.transport = i % 2 == 0 ? MoeTransport::kPut : MoeTransport::kCollective;
     call.options.padding = i % 4 == 0 ? MoePadding::kPaper : MoePadding::kRagged;
