@@ -113,11 +113,13 @@ void PreparedCudaPlan::make_tables(const GateTables& gates) {
   waits_for_all_ = gates.waits_for_all;
   for (const Cut cut : {Cut::kNowhere, Cut::kGroups, Cut::kGroupsAndArrivals})
     launches_[static_cast<std::size_t>(cut)] = launch_ranges(plan_, gates, cut);
-  // Only pingpong kernels multiply one tile while another's epilogue is applied: see fuses_epilogue.
-  const bool hides_epilogues = !variants_.empty() && variants_.front()->walk > 1;
+  // Pingpong kernels multiply one tile while another's epilogue is applied; in those with a walk of 0 no
+  // operator's epilogue is.
+  const int walk = variants_.empty() ? 0 : variants_.front()->walk;
+  hides_epilogues_ = walk > 1;
   const bool has_own_kernel = is_gated() || !plan_.input_blocks.empty();
-  fuses_epilogues_ = hides_epilogues && has_own_kernel && plan_.restore.bands.empty() && !transfers_output_ &&
-                     plan_.grid.k() > 0;
+  fuses_epilogues_ =
+      walk > 0 && has_own_kernel && plan_.restore.bands.empty() && !transfers_output_ && plan_.grid.k() > 0;
   finish_ = upload_gates(device_, gates.finish);
   added_ = upload_gates(device_, gates.added);
   for (const SignalGemmVariant* variant : variants_) {
@@ -144,13 +146,14 @@ void PreparedCudaPlan::make_tables(const GateTables& gates) {
 }
 
 // Where it is quicker than a pass over the output behind the GEMM. Measured (docs/gpu-measurements.md): in
-// pingpong kernels it is, but for an activation with an exponential over few columns, which takes longer than
-// the other tile's products; in cooperative kernels a bias or a residual gains 3 % at most, all else loses.
+// pingpong kernels it always is, of fewer columns than were measured exponentials are left out; in
+// cooperative kernels a bias and a residual are quicker, activations are not.
 bool PreparedCudaPlan::fuses_epilogue(const Epilogue& epilogue) const {
-  constexpr std::int64_t kColumnsOfExponential = 4096;
+  if (!fuses_epilogues_ || epilogue.rms_norm_weight != nullptr) return false;
+  if (!hides_epilogues_) return epilogue.activation == Activation::kNone;
+  constexpr std::int64_t kColumnsOfExponential = 2048;
   const bool is_cheap = epilogue.activation == Activation::kNone || epilogue.activation == Activation::kRelu;
-  return fuses_epilogues_ && epilogue.rms_norm_weight == nullptr &&
-         (is_cheap || plan_.grid.k() >= kColumnsOfExponential);
+  return is_cheap || plan_.grid.k() >= kColumnsOfExponential;
 }
 
 // One turn of all units where there are more tiles than that: while it lasts, the first strip of the others'

@@ -207,6 +207,7 @@ class PreparedCudaPlan {
   bool has_messages_only_ = false;
   bool waits_for_all_ = false;
   bool fuses_epilogues_ = false;
+  bool hides_epilogues_ = false;            // behind another tile's products
   static constexpr std::size_t kKept = 16;  // launches, or operands
   std::vector<Entry> gemms_;
   std::vector<Operands> known_;

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "flashoverlap/plan_builders.h"
+#include "gemm_choice.h"
 #include "gpu_case.h"
 #include "gpu_random.h"
 #include "gpu_test.h"
@@ -14,13 +15,15 @@
 namespace flashoverlap::gpu_test {
 namespace {
 
+enum class Applied { kNothing, kBias, kBiasAndRelu, kBiasAndResidual };
+
 struct GatherCase {
   bool of_weight = false;
   std::int64_t m = 0, n = 0, k = 0;
   SliceOptions slices;
   std::int64_t num_slices = 0;  ///< Of the sliced baseline; 0: without.
   std::int64_t seed = 0;
-  bool with_epilogue = false;
+  Applied applied = Applied::kNothing;
   GemmForm form = GemmForm::kPersistent;
 
   [[nodiscard]] std::int64_t gathered() const { return of_weight ? n : m; }
@@ -49,10 +52,15 @@ class GatherCall {
         a_(call.m, call.k, call.k, DType::kFloat16),
         b_(call.n, call.k, call.k, DType::kFloat16),
         out_(call.m, call.n, call.n + 8, DType::kFloat16),
-        bias_(1, call.n, call.n, DType::kFloat16) {
-    Integers bias;
+        bias_(1, call.n, call.n, DType::kFloat16),
+        residual_(call.m, call.n, call.n + 8, DType::kFloat16) {
+    Integers bias, residual;
     for (std::int64_t j = 0; j < call.n; ++j) bias.push_back(static_cast<std::int16_t>(bias_value(j)));
+    for (std::int64_t i = 0; i < call.m * call.n; ++i) {
+      residual.push_back(static_cast<std::int16_t>(residual_value(rank.rank, i / call.n, i % call.n)));
+    }
     bias_.fill(bias);
+    residual_.fill(residual);
   }
 
   /// Three methods in turn, each on fresh data; the overlapped one twice.
@@ -104,9 +112,12 @@ class GatherCall {
                       .ldo = out_.ld(),
                       .epilogue = {},
                       .stream = rank_.native_stream()};
-    if (call_.with_epilogue) {
-      operands.epilogue.bias = bias_.data();
-      operands.epilogue.activation = Activation::kRelu;
+    if (call_.applied == Applied::kNothing) return operands;
+    operands.epilogue.bias = bias_.data();
+    if (call_.applied == Applied::kBiasAndRelu) operands.epilogue.activation = Activation::kRelu;
+    if (call_.applied == Applied::kBiasAndResidual) {
+      operands.epilogue.residual = residual_.data();
+      operands.epilogue.residual_ld = residual_.ld();
     }
     return operands;
   }
@@ -121,8 +132,7 @@ class GatherCall {
       for (std::int64_t j = 0; j < call_.n; ++j) {
         const std::int64_t row = call_.of_weight ? i : order[index(i)];
         const std::int64_t col = call_.of_weight ? order[index(j)] : j;
-        std::int32_t expected = product[index(row * call_.n + col)];
-        if (call_.with_epilogue) expected = std::max(expected + bias_value(j), 0);
+        const std::int32_t expected = after_epilogue(product[index(row * call_.n + col)], i, j);
         GPU_EXPECT(got[index(i * call_.n + j)] == static_cast<float>(expected),
                    call_.text() << ", method " << static_cast<int>(method) << ", rank " << rank_.rank
                                 << ": out[" << i << ", " << j << "] is " << got[index(i * call_.n + j)]
@@ -155,6 +165,19 @@ class GatherCall {
                                            BaselineOptions{call.num_slices});
   }
 
+  [[nodiscard]] std::int32_t after_epilogue(std::int32_t value, std::int64_t row, std::int64_t col) const {
+    switch (call_.applied) {
+      case Applied::kNothing:
+        return value;
+      case Applied::kBias:
+        return value + bias_value(col);
+      case Applied::kBiasAndRelu:
+        return std::max(value + bias_value(col), 0);
+      default:
+        return value + bias_value(col) + residual_value(rank_.rank, row, col);
+    }
+  }
+
   /// The row (of A, or of B) that lies at each place.
   [[nodiscard]] std::vector<std::int64_t> order_of(Method method) const {
     if (method == Method::kSliced) {
@@ -170,7 +193,7 @@ class GatherCall {
   Rank& rank_;
   GatherCase call_;
   std::unique_ptr<GemmOperator> op_;
-  DeviceMatrix a_, b_, out_, bias_;
+  DeviceMatrix a_, b_, out_, bias_, residual_;
 };
 
 // fp16 is exact up to 2048: k up to 160. A and B are dense, so k says how they are aligned.
@@ -182,7 +205,7 @@ GatherCase random_gather(Random& random, int world_size, bool of_weight) {
   call.k = random.pick(0, 3) == 0 ? random.pick(1, 160) : random.pick(1, 20) * 8;
   call.num_slices = random.pick(0, 3);
   call.seed = random.pick(0, 1000);
-  call.with_epilogue = random.pick(0, 1) == 1;
+  call.applied = static_cast<Applied>(random.pick(0, 3));
   call.slices = random.slices(call.gathered(), world_size);
   return call;
 }
@@ -191,7 +214,7 @@ void random_gathers(bool of_weight, std::uint64_t salt, GemmForm form = GemmForm
   for (const int world : world_sizes()) {
     for (const CommunicatorKind kind : kinds_for(world)) {
       Random random(salt + static_cast<std::uint64_t>(world));
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < cases(8); ++i) {
         GatherCase call = random_gather(random, world, of_weight);
         call.form = form;
         shared_group(world, kind).run([&](Rank& rank) { GatherCall(rank, call).run_and_check_all(); });
@@ -215,13 +238,29 @@ GPU_TEST(all_gather_decomposed_random) {
   random_gathers(true, 35, GemmForm::kDecomposed);
 }
 
+// Each kernel with each epilogue, whether it applies it to its tiles or leaves it to the pass behind.
+GPU_TEST(all_gather_epilogues_in_every_kernel) {
+  for (const cuda::SignalGemmVariant* variant : cuda::variants_for(0, DType::kFloat16)) {
+    GroupOptions options = few_sms(CommunicatorKind::kLocal);
+    options.gemm_variant = variant->name;
+    Group group(options);
+    Random random(45);
+    for (const Applied applied : {Applied::kBias, Applied::kBiasAndRelu, Applied::kBiasAndResidual}) {
+      GatherCase call = random_gather(random, options.world_size, random.pick(0, 1) == 1);
+      call.applied = applied;
+      call.k = 8 * random.pick(1, 20);  // as all kernels take it
+      group.run([&](Rank& rank) { GatherCall(rank, call).run_and_check_all(); });
+    }
+  }
+}
+
 GPU_TEST(all_gather_announced_by_stream_memory) {
   for (const CommunicatorKind kind : kinds_for(world_sizes().front())) {
     GroupOptions options = few_sms(kind);
     options.wait = GroupWait::kStreamMemory;
     Group group(options);
     Random random(40);
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < cases(4); ++i) {
       const GatherCase call = random_gather(random, options.world_size, i % 2 == 1);
       group.run([&](Rank& rank) { GatherCall(rank, call).run_and_check_all(); });
     }
@@ -237,7 +276,7 @@ GPU_TEST(all_gather_without_partitions) {
     options.compute_sms = 0;
     Group group(options);
     Random random(50);
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < cases(4); ++i) {
       const GatherCase call = random_gather(random, options.world_size, i % 2 == 1);
       group.run([&](Rank& rank) { GatherCall(rank, call).run_and_check_all(); });
     }
@@ -253,7 +292,7 @@ GPU_TEST(all_gather_on_all_sms) {
   options.wait = GroupWait::kStreamMemory;
   Group group(options);
   Random random(60);
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < cases(6); ++i) {
     const GatherCase call = random_gather(random, options.world_size, i % 2 == 1);
     group.run([&](Rank& rank) { GatherCall(rank, call).run_and_check_all(); });
   }
