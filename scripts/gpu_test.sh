@@ -2,7 +2,10 @@
 # The GPU tests: builds them, and runs them where there is a CUDA device. Called by `./dev gpu-test`.
 #
 #   gpu_test.sh [FILTER]            all tests whose name contains FILTER
-#   gpu_test.sh --sanitize [FILTER] the same under compute-sanitizer: memcheck, racecheck, synccheck, initcheck
+#   gpu_test.sh --sanitize [FILTER] the same under compute-sanitizer: memcheck, racecheck, synccheck, initcheck (TOOLS="..."
+#                                   names others). Ranks are processes, each under a tool of its own: within one process the
+#                                   tool waits for the device, and one rank for another. Without NCCL, in whose kernels the
+#                                   tools find much; with one random case of each kind (FLASHOVERLAP_TEST_CASES)
 #   gpu_test.sh --queues            the test of hardware queues with CUDA_DEVICE_MAX_CONNECTIONS 1, 8 and 32
 #   GPU_TEST=PATH                   a binary that is built already; nothing is built then
 #
@@ -33,6 +36,22 @@ if ! nvidia-smi -L 2> /dev/null | grep -q '^GPU '; then
   exit 0
 fi
 
+sanitized() { # TOOL FILTER; cuBLAS's own kernels are not looked at
+  timeout 900 compute-sanitizer --tool "$1" --error-exitcode 9 --launch-timeout 0 --kernel-name-exclude kns=nvjet "$binary" "$2"
+}
+
+two_ranks() { # TOOL FILTER; the other rank's output follows where it failed
+  export FLASHOVERLAP_WORLD_SIZE=2 FLASHOVERLAP_RENDEZVOUS=127.0.0.1:$((20000 + RANDOM % 10000))
+  local other status=0
+  other=$(mktemp)
+  FLASHOVERLAP_RANK=1 FLASHOVERLAP_LOCAL_RANK=1 sanitized "$@" > "$other" 2>&1 &
+  FLASHOVERLAP_RANK=0 FLASHOVERLAP_LOCAL_RANK=0 sanitized "$@" || status=$?
+  wait $! || { status=$?; echo "# rank 1:"; cat "$other"; }
+  rm "$other"
+  unset FLASHOVERLAP_WORLD_SIZE FLASHOVERLAP_RENDEZVOUS
+  return $status
+}
+
 export CUDA_MODULE_LOADING=EAGER NCCL_NVLS_ENABLE=0
 case $mode in
   plain)
@@ -49,9 +68,15 @@ case $mode in
     done
     ;;
   sanitize)
-    for tool in memcheck racecheck synccheck initcheck; do
-      echo "# compute-sanitizer --tool $tool"
-      timeout 1800 compute-sanitizer --tool "$tool" --error-exitcode 9 --launch-timeout 0 "$binary" "$filter"
+    export FLASHOVERLAP_NCCL_LIBRARY=none FLASHOVERLAP_TEST_PATIENCE=4
+    export FLASHOVERLAP_TEST_CASES=${FLASHOVERLAP_TEST_CASES:-1}
+    for tool in ${TOOLS:-memcheck racecheck synccheck initcheck}; do
+      if [[ -z $filter ]]; then
+        echo "# compute-sanitizer --tool $tool: one rank"
+        sanitized "$tool" kernel_,one_rank
+      fi
+      echo "# compute-sanitizer --tool $tool: two ranks"
+      two_ranks "$tool" "${filter:--kernel_,-one_rank}"
     done
     ;;
 esac

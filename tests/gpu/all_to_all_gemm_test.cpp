@@ -181,7 +181,7 @@ void random_cases(std::uint64_t salt, GemmForm form) {
   for (const int world : world_sizes()) {
     for (const CommunicatorKind kind : kinds_for(world)) {
       Random random(salt + static_cast<std::uint64_t>(world));
-      for (int i = 0; i < 10; ++i) {
+      for (int i = 0; i < cases(10); ++i) {
         FromHeadsCase call = random_case(random, world, i % 4 == 3);
         call.form = form;
         shared_group(world, kind).run([&](Rank& rank) { FromHeadsCall(rank, call).run_and_check_all(); });
@@ -206,7 +206,7 @@ GPU_TEST(all_to_all_gemm_announced_by_stream_memory) {
     options.wait = GroupWait::kStreamMemory;
     Group group(options);
     Random random(120);
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < cases(4); ++i) {
       const FromHeadsCase call = random_case(random, options.world_size, i % 2 == 1);
       group.run([&](Rank& rank) { FromHeadsCall(rank, call).run_and_check_all(); });
     }

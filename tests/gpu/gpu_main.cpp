@@ -57,11 +57,13 @@ int run(int argc, char** argv) {
   if (launch && launch->world_size > 1) {
     // Fewer devices than processes: all on the first, as a rehearsal.
     const int device = launch->local_rank < cuda_device_count() ? launch->local_rank : 0;
-    gpu_test::use_processes(make_rendezvous_communicator(*launch), device);
+    const int here = launch->local_size > 0 ? launch->local_size : launch->world_size;
+    const bool shares_device = here > cuda_device_count();
+    gpu_test::use_processes(make_rendezvous_communicator(*launch), device, shares_device);
   }
   const int failed = gpu_test::run_tests(filter);
   gpu_test::release_shared_groups();
-  gpu_test::use_processes(nullptr, 0);
+  gpu_test::use_processes(nullptr, 0, false);
   return failed == 0 ? 0 : 1;
 }
 

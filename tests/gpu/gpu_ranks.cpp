@@ -51,6 +51,7 @@ struct Places {
   std::vector<int> devices;
   std::shared_ptr<Communicator> control;  // set: ranks are processes
   int own_device = 0;
+  bool shares_device = false;  // with other processes
 
   [[nodiscard]] bool has_devices_for(int world_size) const {
     return control != nullptr || static_cast<std::size_t>(world_size) <= devices.size();
@@ -72,9 +73,10 @@ void use_devices(std::vector<int> devices) {
   places().devices = std::move(devices);
 }
 
-void use_processes(std::shared_ptr<Communicator> control, int device) {
+void use_processes(std::shared_ptr<Communicator> control, int device, bool shares_device) {
   places().control = std::move(control);
   places().own_device = device;
+  places().shares_device = shares_device;
 }
 
 bool ranks_are_processes() {
@@ -86,7 +88,7 @@ cuda::DeviceMemory readable_memory() {
 }
 
 bool has_devices_for(int world_size) {
-  return places().has_devices_for(world_size);
+  return !places().shares_device && places().has_devices_for(world_size);
 }
 
 std::vector<int> world_sizes() {
@@ -101,7 +103,7 @@ std::vector<int> world_sizes() {
 std::string why_no_nccl(int world_size) {
   try {
     const cuda::NcclLibrary& library = cuda::nccl();
-    const bool shares = world_size > 1 && !places().has_devices_for(world_size);
+    const bool shares = world_size > 1 && !has_devices_for(world_size);
     if (shares && library.version < cuda::kNcclSharedGpuVersion) {
       return "NCCL " + cuda::nccl_version_text(library.version) + " does not let ranks share a GPU";
     }

@@ -30,8 +30,8 @@ const char* name_of(GemmForm form);
 /// Rank r of a group runs on devices[r] where there are as many; larger groups share device 0.
 void use_devices(std::vector<int> devices);
 /// This process is one rank of `control`, which carries the rendezvous; groups have this one rank here, on
-/// `device`. A group of another size throws Skip.
-void use_processes(std::shared_ptr<Communicator> control, int device);
+/// `device`; with `shares_device` others are there, too. A group of another size throws Skip.
+void use_processes(std::shared_ptr<Communicator> control, int device, bool shares_device);
 bool ranks_are_processes();
 /// Of matrices that other ranks read.
 cuda::DeviceMemory readable_memory();

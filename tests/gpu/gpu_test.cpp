@@ -30,6 +30,11 @@ std::uint64_t seed() {
   return value;
 }
 
+int cases(int usual) {
+  const char* const text = std::getenv("FLASHOVERLAP_TEST_CASES");
+  return text == nullptr ? usual : std::clamp(std::atoi(text), 1, usual);
+}
+
 void fail(const char* file, int line, const std::string& message) {
   throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + message);
 }

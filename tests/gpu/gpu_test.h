@@ -28,6 +28,10 @@ struct Registration {
 /// FLASHOVERLAP_TEST_SEED, or 1.
 std::uint64_t seed();
 
+/// How many random cases a test takes of the `usual` number: FLASHOVERLAP_TEST_CASES at most, for runs under
+/// tools that make each take a hundred times as long.
+int cases(int usual);
+
 /// A failed expectation. Thrown, so that it also ends a rank's thread.
 [[noreturn]] void fail(const char* file, int line, const std::string& message);
 

@@ -197,7 +197,7 @@ MoeCase random_backward_case(std::mt19937_64& rng, int world) {
 GPU_TEST(moe_backward_random) {
   for (const int world : world_sizes()) {
     std::mt19937_64 rng(seed() + 100 + static_cast<std::uint64_t>(world));
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i < cases(6); ++i) {
       const MoeCase call = random_backward_case(rng, world);
       const Expected expected(call);
       for (const CommunicatorKind kind : kinds_for(world))
@@ -221,7 +221,7 @@ GPU_TEST(moe_backward_serial_bits) {
     options.kind = kind;
     options.serial_by_cublas = false;
     Group group(options);
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < cases(4); ++i) {
       const MoeCase call = random_backward_case(rng, world);
       group.run([&](Rank& rank) {
         BackwardCall own(rank, call);
@@ -273,7 +273,7 @@ GPU_TEST(moe_backward_calls_in_a_row) {
 GPU_TEST(moe_backward_one_rank) {
   if (ranks_are_processes()) throw Skip("ranks are processes");
   std::mt19937_64 rng(seed());
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < cases(8); ++i) {
     MoeCase call = random_backward_case(rng, 1);
     call.options.transport = i % 2 == 0 ? MoeTransport::kPut : MoeTransport::kCollective;
     call.options.padding = i % 4 == 0 ? MoePadding::kPaper : MoePadding::kRagged;

@@ -105,7 +105,8 @@ GPU_TEST(moe_put_random) {
   for (const int world : world_sizes()) {
     std::mt19937_64 rng(seed() + 300 + static_cast<std::uint64_t>(world));
     for (const CommunicatorKind kind : kKinds) {
-      for (int i = 0; i < 8; ++i) run_case_by_puts(world, kind, with_puts(random_case(rng, world, 500), rng));
+      for (int i = 0; i < cases(8); ++i)
+        run_case_by_puts(world, kind, with_puts(random_case(rng, world, 500), rng));
     }
   }
 }

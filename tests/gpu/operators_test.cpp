@@ -74,7 +74,7 @@ void random_cases(int world_size, CommunicatorKind kind, int count, std::uint64_
   Group& group = shared_group(world_size, kind);
   Random random(salt + static_cast<std::uint64_t>(world_size) * 10 +
                 (kind == CommunicatorKind::kNccl ? 1U : 0U));
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < cases(count); ++i) {
     Case call = random_case(random, world_size, 900, 900);
     const auto shape = [&] {
       std::int64_t units = 1;
@@ -163,7 +163,7 @@ GPU_TEST(single_group_on_the_signal_gemm) {
   options.compute_sms = 16;
   Group group(options);
   Random random(7);
-  for (int i = 0; i < 6; ++i) run_case(group, random_case(random, 2, 400, 400));
+  for (int i = 0; i < cases(6); ++i) run_case(group, random_case(random, 2, 400, 400));
 }
 
 GPU_TEST(waiting_by_stream_memory_operations) {
@@ -174,7 +174,7 @@ GPU_TEST(waiting_by_stream_memory_operations) {
     options.compute_sms = 8;
     Group group(options);
     Random random(8);
-    for (int i = 0; i < 5; ++i) run_case(group, random_case(random, 2, 900, 900));
+    for (int i = 0; i < cases(5); ++i) run_case(group, random_case(random, 2, 900, 900));
   }
 }
 
@@ -185,7 +185,7 @@ GPU_TEST(without_partitions) {
     options.partitions = false;
     Group group(options);
     Random random(9);
-    for (int i = 0; i < 5; ++i) run_case(group, random_case(random, 2, 2000, 1500));
+    for (int i = 0; i < cases(5); ++i) run_case(group, random_case(random, 2, 2000, 1500));
   }
 }
 
@@ -195,7 +195,7 @@ GPU_TEST(paced_link) {
   options.compute_sms = 8;
   Group group(options);
   Random random(10);
-  for (int i = 0; i < 3; ++i) run_case(group, random_case(random, 2, 900, 900));
+  for (int i = 0; i < cases(3); ++i) run_case(group, random_case(random, 2, 900, 900));
 }
 
 }  // namespace flashoverlap::gpu_test

@@ -193,8 +193,7 @@ void run_case(DType dtype, const PlanOptions& options, int kind, const Steps& st
 
 void run_cases(bool is_norm, bool is_aligned) {
   Random random(seed());
-  constexpr int kCases = 24;
-  for (int i = 0; i < kCases; ++i) {
+  for (int i = 0; i < cases(24); ++i) {
     PlanOptions options;
     options.world_size = static_cast<std::int32_t>(uniform(random, 2, 4));
     options.rank = static_cast<std::int32_t>(uniform(random, 0, options.world_size - 1));

@@ -131,8 +131,7 @@ void run_variants(PlanKind kind) {
   int tried = 0;
   for (const cuda::SignalGemmVariant* variant : cuda::signal_gemm_variants()) {
     if (!runs_here(*variant)) continue;
-    constexpr int kCasesPerVariant = 6;
-    for (int i = 0; i < kCasesPerVariant; ++i)
+    for (int i = 0; i < cases(6); ++i)
       run_case(*variant, kind, seed() * 1000 + static_cast<std::uint64_t>(tried++));
   }
   if (tried == 0) throw Skip("no signal GEMM for this device");

@@ -219,7 +219,7 @@ void random_cases(bool to_heads, std::uint64_t salt, GemmForm form = GemmForm::k
   for (const int world : world_sizes()) {
     for (const CommunicatorKind kind : kinds_for(world)) {
       Random random(salt + static_cast<std::uint64_t>(world));
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < cases(8); ++i) {
         TailFreeCase call = random_case(random, world, to_heads);
         call.form = form;
         shared_group(world, kind).run([&](Rank& rank) { TailFreeCall(rank, call).run_and_check_all(); });
@@ -249,7 +249,7 @@ GPU_TEST(tail_free_announced_by_stream_memory) {
     options.wait = GroupWait::kStreamMemory;
     Group group(options);
     Random random(90);
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < cases(4); ++i) {
       const TailFreeCase call = random_case(random, options.world_size, false);
       group.run([&](Rank& rank) { TailFreeCall(rank, call).run_and_check_all(); });
     }
@@ -277,7 +277,7 @@ GPU_TEST(tail_free_calls_in_a_row_with_late_ranks) {
 
 // The product over no columns: nothing is computed, and the sum of nothing is zero.
 GPU_TEST(tail_free_without_depth) {
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < cases(4); ++i) {
     TailFreeCase call;
     call.to_heads = i % 2 == 1;
     call.form = kForms[i / 2];

@@ -98,7 +98,7 @@ void run_rounds(Way way, bool in_graph, bool by_rows) {
     const cuda::DeviceBuffer differences = device_copy(std::vector<unsigned>{0});
     auto* counter = static_cast<unsigned*>(differences.data());
     const Streams streams;
-    constexpr int kRounds = 30;
+    const int rounds = cases(30);
     if (in_graph) {
       cudaGraph_t graph{};
       cudaGraphExec_t replay{};
@@ -106,13 +106,13 @@ void run_rounds(Way way, bool in_graph, bool by_rows) {
       enqueue_round(test, streams, way, counter);
       FLASHOVERLAP_CUDA_CHECK(cudaStreamEndCapture(streams.compute, &graph));
       FLASHOVERLAP_CUDA_CHECK(cudaGraphInstantiate(&replay, graph, 0));
-      for (int round = 0; round < kRounds; ++round)
+      for (int round = 0; round < rounds; ++round)
         FLASHOVERLAP_CUDA_CHECK(cudaGraphLaunch(replay, streams.compute));
       FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(streams.compute));
       FLASHOVERLAP_CUDA_CHECK(cudaGraphExecDestroy(replay));
       FLASHOVERLAP_CUDA_CHECK(cudaGraphDestroy(graph));
     } else {
-      for (int round = 0; round < kRounds; ++round) enqueue_round(test, streams, way, counter);
+      for (int round = 0; round < rounds; ++round) enqueue_round(test, streams, way, counter);
       FLASHOVERLAP_CUDA_CHECK(cudaStreamSynchronize(streams.compute));
     }
     const unsigned wrong = host_copy<unsigned>(differences)[0];
