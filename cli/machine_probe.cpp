@@ -10,6 +10,7 @@
 #include <fstream>
 #include <optional>
 #include <thread>
+#include <tuple>
 
 #include "flashoverlap/mpi.h"
 #include "loaded_library.h"
@@ -150,22 +151,33 @@ Finding probe_nccl(bool cuda_is_usable) {
   return finding;
 }
 
-Finding probe_nvshmem() {
+constexpr std::tuple kOldestNvshmem{3, 4, 5};  // cuda::kOldestNvshmemVersion, which CPU builds do not have.
+
+Finding probe_nvshmem(bool cuda_is_usable) {
   Finding finding{.name = "NVSHMEM", .found = false, .usable = false, .detail = {}, .reason = {}};
-  const Library library{"libnvshmem_host.so.3", "libnvshmem_host.so.2", "libnvshmem_host.so"};
-  finding.found = static_cast<bool>(library);
-  if (auto* get_version = library.function<void(int*, int*, int*)>("nvshmemx_vendor_get_version_info");
-      get_version != nullptr) {
-    int major = 0;
-    int minor = 0;
-    int patch = 0;
+  const char* const named = std::getenv("FLASHOVERLAP_NVSHMEM_LIBRARY");
+  const bool is_named = named != nullptr && *named != '\0';
+  const Library library{is_named ? named : "libnvshmem_host.so.3"};
+  std::tuple version{0, 0, 0};
+  auto& [major, minor, patch] = version;
+  constexpr const char* kGetVersion = "nvshmemx_vendor_get_version_info";
+  if (auto* get_version = library.function<void(int*, int*, int*)>(kGetVersion); get_version != nullptr) {
+    finding.found = true;
     get_version(&major, &minor, &patch);
-    finding.detail =
-        fmt::format("{}.{}.{}, {}", major, minor, patch, library.path_of("nvshmemx_vendor_get_version_info"));
+    finding.detail = fmt::format("{}.{}.{}, {}", major, minor, patch, library.path_of(kGetVersion));
   }
-  finding.reason = finding.found ? "not used: no operator of this version puts data from the device"
-                                 : "libnvshmem_host.so.3 is not on the loader's path (LD_LIBRARY_PATH); no "
-                                   "operator of this version needs it";
+  finding.usable = finding.found && cuda_is_usable && version >= kOldestNvshmem;
+  if (!finding.found) {
+    finding.reason =
+        is_named
+            ? fmt::format("FLASHOVERLAP_NVSHMEM_LIBRARY names {}, which cannot be loaded as NVSHMEM", named)
+            : "libnvshmem_host.so.3 is not on the loader's path (LD_LIBRARY_PATH, or "
+              "FLASHOVERLAP_NVSHMEM_LIBRARY)";
+  } else if (version < kOldestNvshmem) {
+    finding.reason = "3.4.5 or later is needed";
+  } else if (!cuda_is_usable) {
+    finding.reason = "needs a usable CUDA device, see above";
+  }
   return finding;
 }
 
@@ -181,7 +193,7 @@ Machine probe_machine() {
   const GpuProbe gpus = probe_gpus();
   machine.gpus = gpus.gpus;
   const Finding cuda = probe_cuda(gpus);
-  machine.findings = {probe_blas(), probe_mpi(), cuda, probe_nccl(cuda.usable), probe_nvshmem()};
+  machine.findings = {probe_blas(), probe_mpi(), cuda, probe_nccl(cuda.usable), probe_nvshmem(cuda.usable)};
   return machine;
 }
 

@@ -400,6 +400,10 @@ TEST(Command, DoctorSaysWhatThereIs) {
   const ProcessOptions no_nccl{.environment = {{"FLASHOVERLAP_NCCL_LIBRARY", "/nonexistent/nccl.so"}}};
   EXPECT_EQ(Json::parse(run("doctor --json", no_nccl).out).at("components").at("NCCL").at("reason"),
             "FLASHOVERLAP_NCCL_LIBRARY names /nonexistent/nccl.so, which cannot be loaded as NCCL");
+  const ProcessOptions no_nvshmem{
+      .environment = {{"FLASHOVERLAP_NVSHMEM_LIBRARY", "/nonexistent/nvshmem.so"}}};
+  EXPECT_EQ(Json::parse(run("doctor --json", no_nvshmem).out).at("components").at("NVSHMEM").at("reason"),
+            "FLASHOVERLAP_NVSHMEM_LIBRARY names /nonexistent/nvshmem.so, which cannot be loaded as NVSHMEM");
 }
 
 // Otherwise every process would be a job of its own, and each would report a result.
