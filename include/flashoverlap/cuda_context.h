@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -108,6 +109,21 @@ enum class SumBy {
   kRestore,
 };
 
+/// Where results that travel by puts (MoeTransport::kPut) are received.
+enum class PutMemory {
+  /// What the ranks of a local communicator share anyway: the threads' memory, or CUDA IPC between processes
+  /// of one host. No puts with other communicators.
+  kCommunicator,
+  /// NVSHMEM's symmetric heap, beside any communicator, NCCL's too. Each rank is a process, and its GPU can
+  /// reach the others' memory (nvshmem_ptr): by NVLink or PCIe within a host, also several ranks on one GPU,
+  /// or by an NVLink domain of several hosts. Making the executor is then collective, and throws on every
+  /// rank: Error(kUnsupported) without libnvshmem_host.so.3 of 3.4.5 or later (loaded at run time;
+  /// FLASHOVERLAP_NVSHMEM_LIBRARY names another), for ranks that are threads, and naming ranks that cannot be
+  /// reached; Error(kOutOfMemory); Error(kTimeout). NVSHMEM is initialised once in a process, by the first
+  /// such executor, which therefore is one for all ranks, and stays until the process ends.
+  kNvshmem,
+};
+
 /// How the GEMM of a plan is launched.
 enum class GemmForm {
   /// One persistent GEMM: its tiles wait on the device for the slices that they need, and count themselves
@@ -136,6 +152,11 @@ struct CudaOptions {
   GroupWait wait = GroupWait::kKernel;
   SumBy sums = SumBy::kCommunicator;
   GemmForm form = GemmForm::kPersistent;
+  PutMemory put_memory = PutMemory::kCommunicator;
+  /// With PutMemory::kNvshmem: what the first executor of a process takes of the symmetric heap, for the
+  /// receive buffers of all (the most that any rank asks for, on each). Two buffers, each half as large again
+  /// as what a call receives; where that is more than is free, the call throws Error(kOutOfMemory).
+  std::int64_t put_memory_bytes = std::int64_t{1} << 30U;
   GpuPartition partition;                  ///< Set: `communication_sms` and `split` are ignored.
   std::int64_t workspace_limit_bytes = 0;  ///< Error(kOutOfMemory) when a plan needs more; 0: no limit.
   bool poison_workspace = false;           ///< Fill workspaces with NaN before each call (tests).

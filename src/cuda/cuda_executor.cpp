@@ -82,6 +82,7 @@ CudaExecutor::CudaExecutor(std::shared_ptr<Communicator> communicator, const Cud
   gemm_sms_ = options_.partition.compute != nullptr ? options_.partition.compute->num_sms()
                                                     : all - options_.communication_sms;
   if (serial_sms_ == 0) serial_sms_ = options_.partition.compute != nullptr ? gemm_sms_ : all;
+  put_heap_ = make_put_heap();
   start_ = Event();
   rows_made_ = Event();
   gemm_done_ = Event();
@@ -242,7 +243,7 @@ std::optional<std::int64_t> CudaExecutor::agree_on_registered(const PreparedCuda
 }
 
 std::shared_ptr<plan::MoeDevice> CudaExecutor::make_moe_device() const {
-  const int most_consumers = peers_ == nullptr ? 0 : num_sms(options_.device) / 2;
+  const int most_consumers = put_heap_ == nullptr ? 0 : num_sms(options_.device) / 2;
   return std::make_shared<MoeCudaDevice>(MoeCudaDevice::Options{.device = options_.device,
                                                                 .memory = readable_memory(),
                                                                 .num_sms = serial_sms_,
@@ -365,6 +366,12 @@ void CudaExecutor::execute(PreparedPlan& prepared, const Operands& operands, Mod
     core::fail(ErrorKind::kUnsupported,
                "{}: the {} communicator cannot be captured in a CUDA graph; use NCCL", plan->plan().operation,
                communicator_->name());
+  }
+  if (call.is_captured && plan->has_puts()) {
+    core::fail(ErrorKind::kUnsupported,
+               "{}: puts cannot be captured in a CUDA graph, since receive buffers take turns from call to "
+               "call; use transport 'collective'",
+               plan->plan().operation);
   }
   settle_workspace(call);
   call.puts = plan->has_puts() && call.communicates();

@@ -16,6 +16,7 @@
 #include "owned_cuda_plan.h"
 #include "peer_reader.h"
 #include "prepared_cuda_plan.h"
+#include "put_heap.h"
 #include "put_window.h"
 #include "sm_partition.h"
 #include "wait.h"
@@ -92,6 +93,7 @@ class CudaExecutor final : public Executor {
   [[nodiscard]] int consumers_of(const OverlapPlan& plan) const;
   [[nodiscard]] int consumer_blocks(const OverlapPlan& plan) const;
   [[nodiscard]] int gemm_sms_beside_consumer(const OverlapPlan& plan) const;
+  [[nodiscard]] std::unique_ptr<PutHeap> make_put_heap() const;
   void check_puts(const OverlapPlan& plan) const;
   void open_window(const Call& call);
   void enqueue_puts(Call& call);
@@ -123,6 +125,7 @@ class CudaExecutor final : public Executor {
   std::unique_ptr<CudaStream> compute_stream_;  // where the caller's stream is not on the rank's own SMs
   std::shared_ptr<Workspace> workspace_;
   std::shared_ptr<Workspace> registered_;  // of plans whose transfers move nothing else, see NcclBuffers
+  std::unique_ptr<PutHeap> put_heap_;      // where ranks can put
   std::unique_ptr<PutWindow> window_;      // once a plan has puts
   std::shared_ptr<ConsumerLog> consumers_;
   std::shared_ptr<RetiredPlans> retired_ = std::make_shared<RetiredPlans>();

@@ -3,9 +3,20 @@
 
 #include "core/fail.h"
 #include "cuda_call.h"
+#include "nvshmem_heap.h"
 #include "put_window.h"
 
 namespace flashoverlap::cuda {
+
+// Null where ranks cannot write into each other's memory.
+std::unique_ptr<PutHeap> CudaExecutor::make_put_heap() const {
+  if (options_.put_memory == PutMemory::kNvshmem) {
+    return std::make_unique<NvshmemHeap>(*communicator_, options_.device, options_.put_memory_bytes,
+                                         peers_ == nullptr ? LinkModel{} : peers_->link());
+  }
+  if (peers_ == nullptr) return nullptr;
+  return std::make_unique<PeerHeap>(options_.device, *peers_);
+}
 
 int CudaExecutor::consumers_of(const OverlapPlan& plan) const {
   const auto wanted = std::max<std::int64_t>(1, plan.resources.communication_units);
@@ -28,28 +39,32 @@ int CudaExecutor::gemm_sms_beside_consumer(const OverlapPlan& plan) const {
 }
 
 void CudaExecutor::check_puts(const OverlapPlan& plan) const {
-  if (peers_ == nullptr) {
+  if (put_heap_ == nullptr) {
     core::fail(ErrorKind::kUnsupported,
                "{} puts results into the other ranks' memory, which the {} communicator cannot; use "
-               "make_local_gpu_communicators",
+               "make_local_gpu_communicators or PutMemory::kNvshmem",
                plan.operation, communicator_->name());
   }
   static_cast<void>(make_put_table(plan, false, {}));
 }
 
 // Before a call of a plan with puts: where they go. Its first call is the same on all ranks, so they open
-// their windows then; processes, whose mappings other calls may close, open them in every call.
+// their windows then; where addresses expire, in every call.
 void CudaExecutor::open_window(const Call& call) {
   PreparedCudaPlan& plan = call.prepared;
-  if (window_ == nullptr) window_ = std::make_unique<PutWindow>(options_.device, *communicator_, *peers_);
+  if (window_ == nullptr) window_ = std::make_unique<PutWindow>(options_.device, *communicator_, *put_heap_);
   const bool is_new = plan.puts() == nullptr;
   if (is_new) {
     plan.set_puts(std::make_unique<DevicePuts>(
-        options_.device, make_put_table(plan.plan(), window_->shares_device(), peers_->link())));
+        options_.device, make_put_table(plan.plan(), window_->shares_device(), put_heap_->link())));
   }
-  if (is_new || readable_memory() == DeviceMemory::kShareable) {
+  if (!is_new && !put_heap_->expires()) return;
+  try {
     window_->open(plan.plan().received_size * size_of(plan.plan().dtype),
                   {.operation = plan.plan().operation});
+  } catch (const Error& error) {  // ranks have windows of different sizes, so the others may have had room
+    communicator_->abort(error.what());
+    throw;
   }
 }
 

@@ -38,9 +38,9 @@ DevicePuts::DevicePuts(int device, PutTable table)
       puts_(uploaded(device, table_.puts)),
       done_(uploaded(device, std::vector<std::uint32_t>(table_.puts.size(), 0))) {}
 
-PutWindow::PutWindow(int device, Communicator& communicator, PeerReader& peers)
+PutWindow::PutWindow(int device, Communicator& communicator, PutHeap& heap)
     : device_(device),
-      peers_(peers),
+      heap_(heap),
       timeout_(communicator.timeout()),
       rank_(communicator.rank()),
       size_(communicator.size()),
@@ -64,18 +64,17 @@ void PutWindow::grow(std::int64_t bytes) {
   }
   buffers_ = {};
   bytes_ = 0;
-  for (std::size_t i = 0; i < buffers_.size(); ++i)
-    buffers_[i] = DeviceBuffer(device_, kWordsBytes + bytes, kPurpose, peers_.readable_memory());
+  for (std::shared_ptr<void>& buffer : buffers_) buffer = heap_.allocate(kWordsBytes + bytes, kPurpose);
   bytes_ = bytes;
   std::vector<std::uint32_t> words(kWordsBytes / sizeof(std::uint32_t), 0);
   for (int r = 0; r < size_; ++r) words[index(r * kStride)] = received_[index(r)];
-  upload(device_, buffers_[0].data(), words.data(), kWordsBytes);
+  upload(device_, buffers_[0].get(), words.data(), kWordsBytes);
 }
 
 void PutWindow::open(std::int64_t bytes, const TransferLabel& label) {
   // By a half more, so that counts that vary from call to call do not make it grow in each.
-  if (bytes > bytes_ || buffers_[0].data() == nullptr) grow(bytes + bytes / 2);
-  const std::vector<PeerMemory> all = peers_.share_memory({buffers_[0].data(), buffers_[1].data()}, label);
+  if (bytes > bytes_ || buffers_[0] == nullptr) grow(bytes + bytes / 2);
+  const std::vector<PeerMemory> all = heap_.share({buffers_[0].get(), buffers_[1].get()}, label);
   for (int r = 0; r < size_; ++r) {
     auto* const first = static_cast<char*>(all[index(r)].first);
     auto* const second = static_cast<char*>(all[index(r)].second);

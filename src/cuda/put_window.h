@@ -4,11 +4,12 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "device.h"
-#include "peer_reader.h"
 #include "put_consumer.h"
+#include "put_heap.h"
 
 namespace flashoverlap::cuda {
 
@@ -36,11 +37,13 @@ class DevicePuts {
 class PutWindow {
  public:
   /// Collective, on the host: whether ranks share a device.
-  PutWindow(int device, Communicator& communicator, PeerReader& peers);
+  PutWindow(int device, Communicator& communicator, PutHeap& heap);
 
   static constexpr std::int64_t kBuffers = 2;
 
-  [[nodiscard]] std::int64_t bytes() const { return buffers_[0].bytes() + buffers_[1].bytes(); }
+  [[nodiscard]] std::int64_t bytes() const {
+    return buffers_[0] == nullptr ? 0 : kBuffers * (kWordsBytes + bytes_);
+  }
   /// Whether any two ranks are on one device.
   [[nodiscard]] bool shares_device() const { return shares_device_; }
   /// Ranks on this rank's device.
@@ -74,15 +77,15 @@ class PutWindow {
   void grow(std::int64_t bytes);
 
   int device_;
-  PeerReader& peers_;
+  PutHeap& heap_;
   std::chrono::milliseconds timeout_;
   int rank_;
   int size_;
   bool shares_device_ = false;
   int ranks_here_ = 1;
-  std::int64_t bytes_ = 0;
-  std::array<DeviceBuffer, kBuffers>
-      buffers_;  ///< The counting words lie before the first one's receive buffer.
+  std::int64_t bytes_ = 0;  // of a receive buffer
+  // The counting words lie before the first one's receive buffer.
+  std::array<std::shared_ptr<void>, kBuffers> buffers_;
   std::vector<Addresses> ranks_;
   std::vector<std::uint32_t> sent_, received_;  ///< Values of the words once all calls so far have ended.
   std::size_t turn_ = 0;

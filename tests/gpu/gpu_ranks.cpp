@@ -219,6 +219,8 @@ void Group::place_ranks() {
     }
     rank.options.poison_workspace = options_.poison;
     rank.options.gemm_variant = options_.gemm_variant;
+    rank.options.put_memory = options_.put_memory;
+    rank.options.put_memory_bytes = options_.put_memory_bytes;
     rank.options.serial_by_cublas = options_.serial_by_cublas;
     rank.options.measure_serial = true;
   }

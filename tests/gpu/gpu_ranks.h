@@ -60,6 +60,8 @@ struct GroupOptions {
   bool poison = true;
   LinkModel link;
   std::string gemm_variant;
+  PutMemory put_memory = PutMemory::kCommunicator;
+  std::int64_t put_memory_bytes = CudaOptions{}.put_memory_bytes;
 };
 
 /// The smallest world, in which each rank computes on 8 SMs: several waves, so that tiles wait for each
