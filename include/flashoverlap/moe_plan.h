@@ -193,7 +193,7 @@ struct MoeWaste {
 
 /// The second expert GEMM with the return hidden behind it: A [layout.rows, k], B [experts of this rank, n,
 /// k], output [send rows, n]: row i is the result for send row i of this rank, whichever rank computed it.
-/// Groups are segments (kPut) or equal shares of the schedule (kCollective).
+/// Groups are segments (kPut) or equal shares (kCollective). Own rows that lie as in the output stay there.
 [[nodiscard]] OverlapPlan plan_moe_combine(const MoePlanOptions& options, const MoeCounts& counts,
                                            std::int64_t n, std::int64_t k);
 

@@ -229,7 +229,7 @@ struct RestoreBand {
 };
 
 /// Where each received element belongs, by output row, so that one pass over memory can restore and apply a
-/// row-wise epilogue. Bands cover the output's rows in order. No bands: the output is in its place already.
+/// row-wise epilogue. Bands cover in order the rows of the output that are not in their place already.
 struct Restore {
   BufferKind source = BufferKind::kPacked;
   std::vector<RestoreBand> bands;

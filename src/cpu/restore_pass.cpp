@@ -21,8 +21,8 @@ RestorePass::RestorePass(const OverlapPlan& plan, const RowEpilogue& epilogue, c
     : plan_(plan), epilogue_(epilogue), buffers_(buffers), element_(size_of(plan.dtype)) {
   const std::int64_t row_bytes = std::max<std::int64_t>(1, plan.output_cols * element_);
   rows_per_step_ = std::max<std::int64_t>(1, kStepBytes / row_bytes);
-  const bool in_place = plan.restore.bands.empty() && buffers.source == buffers.out;
-  needed_ = plan.output_rows > 0 && plan.output_cols > 0 && !(in_place && epilogue.identity());
+  is_in_place_ = buffers.product == buffers.out && epilogue.identity();
+  needed_ = plan.output_rows > 0 && plan.output_cols > 0 && !(plan.restore.bands.empty() && is_in_place_);
 }
 
 void RestorePass::work(float* row_scratch) {
@@ -31,14 +31,11 @@ void RestorePass::work(float* row_scratch) {
     const std::int64_t begin = next_row_.fetch_add(rows_per_step_, std::memory_order_relaxed);
     if (begin >= plan_.output_rows) return;
     const std::int64_t end = std::min(begin + rows_per_step_, plan_.output_rows);
-    std::size_t band = bands.empty() ? 0 : band_of(begin);
+    std::size_t band = band_of(begin);
     for (std::int64_t row = begin; row < end; ++row) {
-      if (bands.empty()) {
-        finish_row(row, nullptr, row_scratch);
-        continue;
-      }
-      while (row >= bands[band].row_begin + bands[band].rows) ++band;
-      finish_row(row, &bands[band], row_scratch);
+      while (band < bands.size() && row >= bands[band].row_begin + bands[band].rows) ++band;
+      const bool is_restored = band < bands.size() && row >= bands[band].row_begin;
+      finish_row(row, is_restored ? &bands[band] : nullptr, row_scratch);
     }
   }
 }
@@ -52,20 +49,21 @@ std::size_t RestorePass::band_of(std::int64_t row) const {
 }
 
 void RestorePass::finish_row(std::int64_t row, const RestoreBand* band, float* row_scratch) const {
+  if (band == nullptr && is_in_place_) return;
   std::byte* out = buffers_.out + row * buffers_.ldo * element_;
   const std::int64_t cols = plan_.output_cols;
   if (epilogue_.identity()) {
     if (band != nullptr) {
       copy_pieces(*band, row - band->row_begin, out);
     } else {
-      copy_bytes(out, buffers_.source + row * buffers_.source_ld * element_, cols * element_);
+      copy_bytes(out, buffers_.product + row * buffers_.product_ld * element_, cols * element_);
     }
     return;
   }
   if (band != nullptr) {
     gather_pieces(*band, row - band->row_begin, row_scratch);
   } else {
-    core::to_float(buffers_.source + row * buffers_.source_ld * element_, plan_.dtype, row_scratch, cols);
+    core::to_float(buffers_.product + row * buffers_.product_ld * element_, plan_.dtype, row_scratch, cols);
   }
   epilogue_.apply(row, row_scratch, out);
 }

@@ -13,11 +13,12 @@ namespace flashoverlap::cpu {
 /// Several threads call `work` on the same object.
 class RestorePass {
  public:
-  /// Rows come from `bands` of `source` (packed or received buffer), or, without bands, from the dense or
-  /// strided matrix `source` with leading dimension `source_ld`, which may be the output itself.
+  /// Rows of a band come from `source` (packed or received buffer), others from the matrix `product` with
+  /// leading dimension `product_ld`, which may be the output itself.
   struct Buffers {
     const std::byte* source = nullptr;
-    std::int64_t source_ld = 0;
+    const std::byte* product = nullptr;
+    std::int64_t product_ld = 0;
     std::byte* out = nullptr;
     std::int64_t ldo = 0;
   };
@@ -39,6 +40,7 @@ class RestorePass {
   Buffers buffers_;
   std::int64_t element_;
   std::int64_t rows_per_step_;
+  bool is_in_place_;  ///< Rows without a band are where they belong, and finished.
   bool needed_;
   std::atomic<std::int64_t> next_row_{0};
 };

@@ -287,10 +287,11 @@ std::byte* Run::scratch_of(int thread) const {
 
 RestorePass::Buffers Run::restore_buffers() const {
   auto* out = static_cast<std::byte*>(parts_.operands.out);
-  if (!plan_.restore.bands.empty()) {
-    return {buffers()[static_cast<std::size_t>(plan_.restore.source)], 0, out, parts_.operands.ldo};
-  }
-  return {product(), product_ld(), out, parts_.operands.ldo};
+  return {.source = buffers()[static_cast<std::size_t>(plan_.restore.source)],
+          .product = product(),
+          .product_ld = product_ld(),
+          .out = out,
+          .ldo = parts_.operands.ldo};
 }
 
 }  // namespace flashoverlap::cpu

@@ -502,12 +502,23 @@ void CudaExecutor::introduce_memory(const Call& call) {
 
 void CudaExecutor::enqueue_restore(Call& call) {
   const OverlapPlan& plan = call.plan();
-  const bool is_in_place = plan.restore.bands.empty();
   const bool is_applied =
       is_plain(call.operands.epilogue) || call.prepared.fuses_epilogue(call.operands.epilogue);
-  if (is_in_place && call.output == call.operands.out && is_applied) return;
+  const bool is_in_place = call.output == call.operands.out && is_applied;
+  if (plan.restore.bands.empty() && is_in_place) return;
+  call.log.begin(call.stream, "restore", "restore and epilogue", SpanKind::kEpilogue);
+  for (const PreparedCudaPlan::RestoreRun& run : call.prepared.restore_runs()) {
+    if (!run.has_bands && is_in_place) continue;
+    launch_restore(restore_params(call, run), call.stream);
+  }
+  call.log.end(call.stream);
+}
+
+RestoreParams CudaExecutor::restore_params(const Call& call, const PreparedCudaPlan::RestoreRun& run) const {
+  const OverlapPlan& plan = call.plan();
   RestoreParams params{.dtype = plan.dtype,
-                       .rows = plan.output_rows,
+                       .row_begin = run.rows.first,
+                       .rows = run.rows.count,
                        .n = plan.output_cols,
                        .source = call.output,
                        .source_ld = call.ldo,
@@ -516,7 +527,7 @@ void CudaExecutor::enqueue_restore(Call& call) {
                        .out = call.operands.out,
                        .ldo = call.operands.ldo,
                        .epilogue = call.operands.epilogue};
-  if (!is_in_place) {
+  if (run.has_bands) {
     params.source = plan.restore.source == BufferKind::kPacked ? call.prepared.packed()
                     : call.puts                                ? window_->received()
                                                                : call.prepared.received();
@@ -527,9 +538,7 @@ void CudaExecutor::enqueue_restore(Call& call) {
       for (std::int32_t r = 0; r < plan.world_size; ++r) params.sums.sources[r] = call.prepared.packed_of(r);
     }
   }
-  call.log.begin(call.stream, "restore", "restore and epilogue", SpanKind::kEpilogue);
-  launch_restore(params, call.stream);
-  call.log.end(call.stream);
+  return params;
 }
 
 }  // namespace cuda

@@ -101,6 +101,7 @@ class CudaExecutor final : public Executor {
   void announce_arrival(const Call& call, const TransferStep& step, cudaStream_t stream);
   void wait_for_group(const Call& call, std::int64_t group, cudaStream_t stream);
   void enqueue_restore(Call& call);
+  [[nodiscard]] RestoreParams restore_params(const Call& call, const PreparedCudaPlan::RestoreRun& run) const;
   void fill_for_empty_k(Call& call);
   CudaStream& channel(std::int32_t index);
   /// Of what other ranks read.

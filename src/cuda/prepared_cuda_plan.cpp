@@ -55,6 +55,26 @@ bool has_tile_in_place(const OverlapPlan& plan) {
   return false;
 }
 
+std::vector<PreparedCudaPlan::RestoreRun> restore_runs_of(const OverlapPlan& plan) {
+  std::vector<PreparedCudaPlan::RestoreRun> runs;
+  std::int64_t end = 0;
+  const auto add = [&](std::int64_t rows, bool has_bands) {
+    if (rows == 0) return;
+    if (!runs.empty() && runs.back().has_bands == has_bands) {
+      runs.back().rows.count += rows;
+    } else {
+      runs.push_back({{end, rows}, has_bands});
+    }
+    end += rows;
+  };
+  for (const RestoreBand& band : plan.restore.bands) {
+    add(band.row_begin - end, false);
+    add(band.rows, true);
+  }
+  add(plan.output_rows - end, false);
+  return runs;
+}
+
 template <class T>
 DeviceBuffer upload_gates(int device, const std::vector<T>& table) {
   const std::size_t bytes = table.size() * sizeof(T);
@@ -98,7 +118,9 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
   transfers_input_ = is_moved(plan_, BufferKind::kInput) || plan_.input_rows > 0;
   transfers_weight_ = is_moved(plan_, BufferKind::kWeight);
   writes_in_place_ = has_tile_in_place(plan_);
-  any_group_awaited_ = !awaited.empty();
+  restore_runs_ = restore_runs_of(plan_);
+  // The consumer waits for the last group, whatever travels: see make_put_table.
+  any_group_awaited_ = !awaited.empty() || (has_puts_ && !plan_.groups.empty());
   all_groups_awaited_ = awaited.size() == plan_.groups.size();
   if (as_serial) {
     serial_ = std::make_unique<SerialBaseline>(device, plan_);

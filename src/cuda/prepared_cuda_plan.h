@@ -73,6 +73,13 @@ class PreparedCudaPlan {
     return plan_.messages_per_pair > 0 && !transfers_input_ && !transfers_weight_;
   }
 
+  /// All rows of the output in order, cut where the restore's bands begin and end.
+  struct RestoreRun {
+    plan::RowRun rows;
+    bool has_bands = false;  ///< Else the rows are where tiles, or transfers, have written them.
+  };
+  [[nodiscard]] const std::vector<RestoreRun>& restore_runs() const { return restore_runs_; }
+
   [[nodiscard]] void* packed() const;
   [[nodiscard]] void* received() const;
   /// Whether the restore kernel adds up what all ranks have at the same place of their packed buffers.
@@ -193,6 +200,7 @@ class PreparedCudaPlan {
   static constexpr std::size_t kCuts = 3;
   std::array<std::vector<LaunchRange>, kCuts> launches_;               // by Cut
   std::array<std::vector<std::vector<plan::RowRun>>, kCuts> rows_of_;  // the same; made where they are needed
+  std::vector<RestoreRun> restore_runs_;
   std::unique_ptr<DevicePuts> puts_;
   std::shared_ptr<Workspace> workspace_;
   std::shared_ptr<Workspace> replaced_;  // the one before, with which the device may still work

@@ -64,9 +64,16 @@ PutTable make_put_table(const OverlapPlan& plan, bool last_ends_gemm, const Link
   for (const Slice& slice : plan.slices) {
     if (slice.region.count > 0) ++table.received[as_index(slice.source)];
   }
+  // All groups before the last one have puts, so this one is what is left to wait for.
+  PutWork last;
+  if (last_ends_gemm && !plan.groups.empty()) {
+    last.group = static_cast<std::int32_t>(plan.groups.size()) - 1;
+    last.tiles = static_cast<std::uint32_t>(plan.groups.back().num_tiles);
+  }
   for (std::int32_t peer = 0; peer < plan.world_size; ++peer) {
     if (peer == plan.rank) continue;
-    if (last_ends_gemm || table.sent[as_index(peer)] == 0) add({.peer = peer});
+    last.peer = peer;
+    if (last_ends_gemm || table.sent[as_index(peer)] == 0) add(last);
     if (last_ends_gemm || table.received[as_index(peer)] == 0) ++table.received[as_index(peer)];
   }
   return table;

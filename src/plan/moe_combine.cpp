@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "plan/arithmetic.h"
 #include "plan/builder.h"
@@ -40,7 +41,7 @@ void receive_puts(MoeWorld& world, OverlapPlan& plan, std::int64_t tile_cols) {
     const std::vector<PlacedBand>& bands = world.bands(incoming.source);
     const MoeRun& run = *incoming.run;
     // A run takes the place of its rows, whatever the order inside.
-    std::int64_t next = run.destination_row * plan.output_cols;
+    std::int64_t next = world.received_row(plan.rank, run.destination_row) * plan.output_cols;
     plan.slices.push_back({incoming.source, {BufferKind::kReceived, next, run.rows * plan.output_cols}});
     for (const MoeRun::Member& member : run.parts) {
       const MoeBandPart& part = bands[member.band].band.parts[member.part];
@@ -76,7 +77,7 @@ void combine_by_puts(MoeWorld& world, OverlapPlan& plan) {
   const MoePlanOptions options = world.options_of(plan.rank);
   const std::vector<PlacedBand>& bands = world.bands(plan.rank);
   const TileIndex tiles(plan.grid.problems(), plan.output_cols, options.tile_m, options.tile_n);
-  plan.received_size = plan.output_rows * plan.output_cols;
+  plan.received_size = world.received_row(plan.rank, plan.output_rows) * plan.output_cols;
   receive_puts(world, plan, tiles.cols);
   std::map<std::int32_t, std::int64_t> next_slice;
   std::vector<std::vector<PlacementSegment>> placed(index(plan.grid.num_tiles()));
@@ -111,7 +112,9 @@ void combine_by_puts(MoeWorld& world, OverlapPlan& plan) {
            .channel = channels.next(run.destination),
            .peer = run.destination,
            .source = {BufferKind::kPacked, begin, count},
-           .destination = {BufferKind::kReceived, run.destination_row * plan.output_cols, count},
+           .destination = {BufferKind::kReceived,
+                           world.received_row(run.destination, run.destination_row) * plan.output_cols,
+                           count},
            .send_counts = {},
            .receive_counts = {},
            .slice = slice->second++});
@@ -147,6 +150,12 @@ const MoeBandPart& part_of(const ScheduledTile& tile) {
   return tile.band->band.parts.front();
 }
 
+/// Whether tiles write it straight to its place in the output: what stays here, with this transport all own
+/// rows.
+bool stays(const OverlapPlan& plan, const ScheduledTile& tile) {
+  return part_of(tile).destination == plan.rank;
+}
+
 /// Packs group after group, in each rank after rank.
 void pack_for_all_to_alls(OverlapPlan& plan, const std::vector<ScheduledTile>& schedule,
                           const TileIndex& tiles) {
@@ -157,6 +166,7 @@ void pack_for_all_to_alls(OverlapPlan& plan, const std::vector<ScheduledTile>& s
     std::vector<std::int64_t> counts(index(plan.world_size), 0);
     const auto members = std::span(schedule).subspan(index(group.first_position), index(group.num_tiles));
     for (const ScheduledTile& tile : members) {
+      if (stays(plan, tile)) continue;
       counts[index(part_of(tile).destination)] += part_of(tile).rows * width(plan, tile.col);
     }
     std::vector<std::int64_t> next(counts.size());
@@ -165,6 +175,7 @@ void pack_for_all_to_alls(OverlapPlan& plan, const std::vector<ScheduledTile>& s
       plan.packed_size += counts[d];
     }
     for (const ScheduledTile& tile : members) {
+      if (stays(plan, tile)) continue;
       std::int64_t& offset = next[index(part_of(tile).destination)];
       placed[index(tiles.tile(*tile.band, tile.col))] = {{0, part_of(tile).rows, offset}};
       offset += part_of(tile).rows * width(plan, tile.col);
@@ -205,6 +216,7 @@ void combine_by_all_to_alls(MoeWorld& world, OverlapPlan& plan) {
     Transfer& transfer = plan.transfers[index(g)];
     transfer.destination.offset = plan.received_size;
     for (std::size_t s = 0; s < schedules.size(); ++s) {
+      if (std::cmp_equal(s, plan.rank)) continue;
       const WaveGroup range = range_of(std::ssize(schedules[s]), g);
       for (const ScheduledTile& tile :
            std::span(schedules[s]).subspan(index(range.first_position), index(range.num_tiles))) {
@@ -241,6 +253,7 @@ OverlapPlan moe_combine_plan(MoeWorld& world, std::int32_t rank, std::int64_t n,
       start_plan(kMoeCombine, shared,
                  TileGrid(moe_problems(options, layout, n, false), k, options.tile_m, options.tile_n));
   plan.agreement = world.agreement(kMoeCombine, n, k);
+  plan.output_row_shift = world.own_rows(rank).shift;
   if (options.world_size > 1) {
     options.transport == MoeTransport::kPut ? combine_by_puts(world, plan)
                                             : combine_by_all_to_alls(world, plan);

@@ -77,6 +77,19 @@ std::vector<PlacedBand> cut_into_bands(const MoePlanOptions& options, const MoeL
   return bands;
 }
 
+MoeOwnRows own_rows_of(const MoePlanOptions& options, const MoeLayout& layout) {
+  MoeOwnRows own;
+  if (options.padding == MoePadding::kShared) return own;  // tiles have rows of several owners
+  for (const MoeGroup& group : layout.groups) {
+    if (group.owner != options.rank || group.rows == 0) continue;
+    const std::int64_t shift = group.owner_row - group.row_begin;
+    if (own.rows > 0 && shift != own.shift) return {};
+    if (own.rows == 0) own = {group.owner_row, shift, 0};
+    own.rows += group.rows;
+  }
+  return own;
+}
+
 /// What goes to one owner joins where it lies together there, be there bands of other owners in between: with
 /// expert-major bands an owner would otherwise get a message for each expert.
 std::vector<MoeRun> runs_of(const std::vector<PlacedBand>& bands, const MoeSegment& segment) {
@@ -169,20 +182,38 @@ const std::vector<PlacedBand>& MoeWorld::bands(std::int32_t rank) {
   return bands_.emplace(rank, std::move(bands)).first->second;
 }
 
+const MoeOwnRows& MoeWorld::own_rows(std::int32_t rank) {
+  const auto found = own_rows_.find(rank);
+  if (found != own_rows_.end()) return found->second;
+  return own_rows_.emplace(rank, own_rows_of(options_of(rank), layout(rank))).first->second;
+}
+
+std::int64_t MoeWorld::received_row(std::int32_t rank, std::int64_t output_row) {
+  const MoeOwnRows& own = own_rows(rank);
+  return output_row < own.output_row + own.rows ? output_row : output_row - own.rows;
+}
+
 const std::vector<MoeSegment>& MoeWorld::segments(std::int32_t rank) {
   const auto found = segments_.find(rank);
   if (found != segments_.end()) return found->second;
   const std::vector<PlacedBand>& all = bands(rank);
   const std::int64_t remote = std::ranges::count_if(all, &PlacedBand::remote);
-  return segments_.emplace(rank, moe_segments(remote, std::ssize(all) - remote, options_.segment_bands))
-      .first->second;
+  const std::int64_t own = std::ssize(all) - remote;
+  const bool stay = own_rows(rank).rows > 0;
+  std::vector<MoeSegment> segments = moe_segments(remote, stay ? 0 : own, options_.segment_bands);
+  if (stay) segments.push_back({remote, own});
+  return segments_.emplace(rank, std::move(segments)).first->second;
 }
 
 const std::vector<std::vector<MoeRun>>& MoeWorld::runs(std::int32_t rank) {
   const auto found = runs_.find(rank);
   if (found != runs_.end()) return found->second;
   std::vector<std::vector<MoeRun>> runs;
-  for (const MoeSegment& segment : segments(rank)) runs.push_back(runs_of(bands(rank), segment));
+  const bool own_stay = own_rows(rank).rows > 0;
+  for (const MoeSegment& segment : segments(rank)) {
+    const bool stays = own_stay && !bands(rank)[index(segment.first_band)].remote;
+    runs.push_back(stays ? std::vector<MoeRun>{} : runs_of(bands(rank), segment));
+  }
   return runs_.emplace(rank, std::move(runs)).first->second;
 }
 

@@ -52,6 +52,14 @@ struct MoeIncoming {
   const MoeRun* run = nullptr;
 };
 
+/// Results for a rank's own tokens by its own experts. Where they lie in the grid of the second GEMM in the
+/// order of its output, tiles write them there, and they never travel.
+struct MoeOwnRows {
+  std::int64_t output_row = 0;  ///< Of the first.
+  std::int64_t shift = 0;       ///< From a row of the grid to its row of the output.
+  std::int64_t rows = 0;        ///< 0: none, or they travel as the others do.
+};
+
 class MoeWorld {
  public:
   MoeWorld(const MoePlanOptions& options, const MoeCounts& counts);
@@ -67,6 +75,11 @@ class MoeWorld {
   /// In the order of the second GEMM's schedule.
   [[nodiscard]] const std::vector<PlacedBand>& bands(std::int32_t rank);
 
+  [[nodiscard]] const MoeOwnRows& own_rows(std::int32_t rank);
+  /// Rows of the received buffer before that of an output row: it has none for own rows that stay.
+  [[nodiscard]] std::int64_t received_row(std::int32_t rank, std::int64_t output_row);
+
+  /// Own bands that stay are the last segment.
   [[nodiscard]] const std::vector<MoeSegment>& segments(std::int32_t rank);
   /// [segment][run]
   [[nodiscard]] const std::vector<std::vector<MoeRun>>& runs(std::int32_t rank);
@@ -82,6 +95,7 @@ class MoeWorld {
   std::map<std::int32_t, MoeLayout> layouts_;
   std::map<std::int32_t, std::vector<MoeArrival>> arrivals_;
   std::map<std::int32_t, std::vector<PlacedBand>> bands_;
+  std::map<std::int32_t, MoeOwnRows> own_rows_;
   std::map<std::int32_t, std::vector<MoeSegment>> segments_;
   std::map<std::int32_t, std::vector<std::vector<MoeRun>>> runs_;
   std::vector<std::vector<MoeIncoming>> incoming_;  // by destination; empty until asked for

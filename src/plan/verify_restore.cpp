@@ -1,13 +1,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/fail.h"
 #include "plan/arithmetic.h"
 #include "plan/verify.h"
 
-/// The restore covers the output once, reads only what has arrived, and puts it where the product has it;
-/// nothing that was packed or received is left unused.
+/// The restore covers the output once, but for rows that tiles write in place, reads only what has arrived,
+/// and puts it where the product has it; nothing that was packed or received is left unused.
 namespace flashoverlap::plan {
 namespace {
 
@@ -92,13 +93,56 @@ Verdict add_kept_tiles(const OverlapPlan& plan, const Facts& facts, ReadyData& r
   return {};
 }
 
-Verdict check_band_shape(const OverlapPlan& plan, std::int64_t b, std::int64_t next_row) {
+/// How many columns of each output row tiles write in place.
+class InPlaceRows {
+ public:
+  explicit InPlaceRows(const OverlapPlan& plan) : plan_(plan) {
+    for (std::int64_t t = 0; t < plan.grid.num_tiles(); ++t) {
+      if (!plan.placement.of_tile(t).empty()) continue;
+      if (cols_.empty()) cols_.assign(index(plan.output_rows) + 1, 0);
+      const Tile& tile = plan.grid.tile(t);  // inside the output: see check_output
+      cols_[index(tile.row_begin + plan.output_row_shift)] += tile.cols;
+      cols_[index(tile.row_begin + tile.rows + plan.output_row_shift)] -= tile.cols;
+    }
+    std::partial_sum(cols_.begin(), cols_.end(), cols_.begin());
+  }
+
+  /// Whether rows [begin, end) are written whole.
+  [[nodiscard]] bool all(std::int64_t begin, std::int64_t end) const {
+    if (begin == end || plan_.output_cols == 0) return true;
+    return !cols_.empty() &&
+           std::all_of(at(begin), at(end), [&](std::int64_t cols) { return cols == plan_.output_cols; });
+  }
+  /// The first of rows [begin, end) that a tile writes to; `end`: none.
+  [[nodiscard]] std::int64_t first(std::int64_t begin, std::int64_t end) const {
+    if (cols_.empty()) return end;
+    return begin + (std::find_if(at(begin), at(end), [](std::int64_t cols) { return cols > 0; }) - at(begin));
+  }
+
+ private:
+  [[nodiscard]] std::vector<std::int64_t>::const_iterator at(std::int64_t row) const {
+    return cols_.begin() + row;
+  }
+  const OverlapPlan& plan_;
+  std::vector<std::int64_t> cols_;  // empty: no tile does
+};
+
+Verdict check_band_shape(const OverlapPlan& plan, const InPlaceRows& in_place, std::int64_t b,
+                         std::int64_t next_row) {
   const RestoreBand& band = plan.restore.bands[index(b)];
   const std::int64_t num_pieces = std::ssize(plan.restore.pieces);
+  // Rows in between that tiles write in place need no band.
+  if (band.row_begin > next_row && band.row_begin <= plan.output_rows &&
+      in_place.all(next_row, band.row_begin)) {
+    next_row = band.row_begin;
+  }
   if (band.row_begin != next_row || band.rows < 1 || band.rows > plan.output_rows - next_row) {
     return no("restore band {} covers {} rows from row {} on, but row {} of {} comes next", b, band.rows,
               band.row_begin, next_row, plan.output_rows);
   }
+  const std::int64_t written = in_place.first(next_row, next_row + band.rows);
+  if (written < next_row + band.rows)
+    return no("restore band {} overwrites row {}, which a tile writes in place", b, written);
   if (band.first_piece < 0 || band.num_pieces < 0 || band.num_pieces > num_pieces ||
       band.first_piece > num_pieces - band.num_pieces) {
     return no("restore band {} has {} pieces from piece {} on, but there are {}", b, band.num_pieces,
@@ -169,12 +213,13 @@ Verdict check_read_once(const OverlapPlan& plan, std::vector<std::pair<std::int6
 Verdict check_bands(const OverlapPlan& plan, const Facts& facts, ReadyData& ready) {
   std::vector<std::pair<std::int64_t, std::int64_t>> reads;
   reads.reserve(plan.restore.pieces.size());
+  const InPlaceRows in_place(plan);
   std::int64_t row = 0;
   std::int64_t product_row = 0;
   for (std::int64_t b = 0; b < std::ssize(plan.restore.bands); ++b) {
     const RestoreBand& band = plan.restore.bands[index(b)];
-    if (Verdict v = check_band_shape(plan, b, row); !v) return v;
-    row += band.rows;
+    if (Verdict v = check_band_shape(plan, in_place, b, row); !v) return v;
+    row = band.row_begin + band.rows;
     for (std::int64_t p = band.first_piece; p < band.first_piece + band.num_pieces; ++p) {
       const RestorePiece& piece = plan.restore.pieces[index(p)];
       const Region region{plan.restore.source, piece.offset, band.rows * piece.cols};
@@ -196,7 +241,8 @@ Verdict check_bands(const OverlapPlan& plan, const Facts& facts, ReadyData& read
     if (plan.restore.source != BufferKind::kPacked) continue;
     if (Verdict v = check_band_origin(plan, facts, b, product_row); !v) return v;
   }
-  if (row != plan.output_rows) return no("the restore leaves rows [{}, {}) unwritten", row, plan.output_rows);
+  if (!in_place.all(row, plan.output_rows))
+    return no("the restore leaves rows [{}, {}) unwritten", row, plan.output_rows);
   return check_read_once(plan, reads);
 }
 

@@ -50,8 +50,9 @@ std::vector<double> ComputeModel::group_ends_us() const {
 
 double restore_us(const OverlapPlan& plan, const MachineProfile& machine) {
   constexpr double kMib = 1024.0 * 1024.0;
-  if (plan.restore.bands.empty()) return 0;
-  const double bytes = static_cast<double>(plan.output_rows) * static_cast<double>(plan.output_cols) *
+  std::int64_t rows = 0;  // others are in their place
+  for (const RestoreBand& band : plan.restore.bands) rows += band.rows;
+  const double bytes = static_cast<double>(rows) * static_cast<double>(plan.output_cols) *
                        static_cast<double>(size_of(plan.dtype));
   return machine.restore_us_per_mib * bytes / kMib;
 }

@@ -55,6 +55,29 @@ MoePlanOptions small_options(std::int32_t rank, MoePadding padding, MoeOrder ord
   return options;
 }
 
+/// Own rows are written in place where the layout allows it, and then travel nowhere; else as all others.
+void expect_own_rows_stay(const OverlapPlan& plan, const MoeLayout& layout, bool allows) {
+  std::int64_t in_place = 0;
+  for (std::int64_t t = 0; t < plan.grid.num_tiles(); ++t) {
+    if (plan.placement.of_tile(t).empty()) in_place += plan.grid.tile(t).size();
+  }
+  std::int64_t to_itself = 0;
+  for (const Transfer& transfer : plan.transfers) {
+    if (transfer.kind == TransferKind::kPut && transfer.peer == plan.rank) to_itself += transfer.source.count;
+    if (transfer.kind == TransferKind::kAllToAll)
+      to_itself += transfer.send_counts[static_cast<std::size_t>(plan.rank)];
+  }
+  const std::int64_t own = layout.own_rows * plan.output_cols;
+  if (allows || to_itself == 0) {
+    EXPECT_EQ(in_place, own) << "rank " << plan.rank;
+    EXPECT_EQ(to_itself, 0) << "rank " << plan.rank;
+    EXPECT_EQ(plan.received_size, plan.output_rows * plan.output_cols - own) << "rank " << plan.rank;
+  } else {
+    EXPECT_EQ(in_place, 0) << "rank " << plan.rank;
+    EXPECT_EQ(to_itself, own) << "rank " << plan.rank;
+  }
+}
+
 /// What one segment puts to one rank is as few messages as can be: none begins there where another one ends.
 void expect_no_puts_that_touch(const OverlapPlan& plan) {
   std::map<std::pair<std::int64_t, std::int32_t>, std::set<std::int64_t>> ends;  // by segment and peer
@@ -97,6 +120,10 @@ TEST_F(MoePlanTest, PlansOfAllRanksHold) {
       EXPECT_EQ(verify(std::span<const OverlapPlan>(combine)).reason, "");
       const auto rank = static_cast<std::int32_t>(pick(0, options.world_size - 1));
       options.rank = rank;
+      if (options.world_size > 1) {
+        expect_own_rows_stay(combine[static_cast<std::size_t>(rank)], moe_layout(options, counts),
+                             c.padding == MoePadding::kRagged && c.order == MoeOrder::kOwnerMajor);
+      }
       if (c.transport == MoeTransport::kPut) {
         expect_no_puts_that_touch(combine[static_cast<std::size_t>(rank)]);
       }

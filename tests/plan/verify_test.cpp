@@ -2,6 +2,7 @@
 
 #include <functional>
 
+#include "flashoverlap/moe_plan.h"
 #include "flashoverlap/plan_builders.h"
 #include "plan/hand_made.h"
 
@@ -252,6 +253,34 @@ TEST(VerifyTest, Restore) {
        {"bands exchanged",
         [](auto& p) { std::swap(p.restore.bands[0].first_piece, p.restore.bands[1].first_piece); },
         "restore band 1 begins at row 0 of the product, but the band before ends at row 8"}});
+}
+
+TEST(VerifyTest, RestoreAroundRowsInPlace) {
+  // Rank 1 keeps 2 of its 5 rows: rows 3 and 4 of the output, row 3 and 4 of its grid.
+  MoePlanOptions o;
+  o.rank = 1;
+  o.world_size = 2;
+  o.num_experts = 2;
+  o.tile_m = 4;
+  o.tile_n = 4;
+  const OverlapPlan plan = plan_moe_combine(o, {2, 2, {2, 3, 3, 2}}, 6, 4);
+  ASSERT_EQ(plan.restore.bands.size(), 1U);
+  expect_refused(plan,
+                 {{"overwritten", [](auto& p) { p.restore.bands[0].rows = 4; },
+                   "restore band 0 overwrites row 3, which a tile writes in place"},
+                  {"gap", [](auto& p) { p.output_row_shift = -1; }, "restore band 0 overwrites row 2"},
+                  {"outside", [](auto& p) { p.output_row_shift = 1; },
+                   "tile 2 is written in place at rows [4, 6), columns [0, 4), outside the output of 5 x 6"},
+                  {"not written", [](auto& p) { p.restore.bands.clear(); },
+                   "there is no restore, but of 5 x 6 = 30 elements of the output tiles write 12"},
+                  {"begins too late",
+                   [](auto& p) {
+                     p.restore.bands[0].row_begin = 1;
+                     p.restore.bands[0].rows = 2;
+                   },
+                   "restore band 0 covers 2 rows from row 1 on, but row 0 of 5 comes next"},
+                  {"ends too early", [](auto& p) { p.restore.bands[0].rows = 2; },
+                   "the restore leaves rows [2, 5) unwritten"}});
 }
 
 TEST(VerifyTest, RestoreOfReceivedRows) {
