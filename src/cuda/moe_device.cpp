@@ -8,6 +8,7 @@
 #include "core/fail.h"
 #include "gemm_choice.h"
 #include "moe_kernels.h"
+#include "peer_kernels.h"
 
 namespace flashoverlap::cuda {
 namespace {
@@ -71,6 +72,16 @@ std::optional<plan::MoeDevice::PutTimes> MoeCudaDevice::put_times(std::int64_t c
   return PutTimes{.producer_us = us(times->begin_ns, times->producer_end_ns),
                   .backlog_us = us(times->producer_end_ns, times->end_ns),
                   .idle_us = us(0, times->idle_ns)};
+}
+
+void MoeCudaDevice::hold(void* stream) {
+  constexpr std::uint64_t kHoldNs = 1'000'000;
+  const DeviceScope scope(device_);
+  if (hold_begin_.data() == nullptr)
+    hold_begin_ = DeviceBuffer(device_, sizeof(std::uint64_t), "the beginning of what is timed");
+  auto* const begin_ns = static_cast<std::uint64_t*>(hold_begin_.data());
+  launch_pace_begin(begin_ns, native(stream));
+  launch_pace_end(begin_ns, kHoldNs, native(stream));
 }
 
 void MoeCudaDevice::start_clock(void* stream) {

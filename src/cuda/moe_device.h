@@ -38,6 +38,7 @@ class MoeCudaDevice final : public plan::MoeDevice {
   void time_puts(bool on) override { options_.consumers->turn(on); }
   [[nodiscard]] std::int64_t put_calls() const override { return options_.consumers->calls(); }
   [[nodiscard]] std::optional<PutTimes> put_times(std::int64_t call) const override;
+  void hold(void* stream) override;
   void start_clock(void* stream) override;
   void stop_clock(void* stream) override;
   [[nodiscard]] double clock_us() override;
@@ -102,6 +103,7 @@ class MoeCudaDevice final : public plan::MoeDevice {
   std::size_t current_ = 0;
   std::unique_ptr<CudaStream> side_;
   Event follow_;
+  DeviceBuffer hold_begin_;
   Event clock_begin_, clock_end_;
   bool is_clocked_ = false;
   std::unique_ptr<CublasProducts> products_;

@@ -205,6 +205,7 @@ MoeLayer::Parts MoeLayer::State::measure_parts_on_device(Plans& plans, const Dev
   return measure_each(plans, [&](PreparedPlan& plan, bool is_first, Mode mode) {
     Timeline spans;
     double us = 0;
+    device->hold(device_stream);  // the device, not the host's launches, is measured
     run_on_device(plan, is_first ? first_gemm : second_gemm, device_stream, &spans, &us, mode);
     return us;
   });

@@ -95,6 +95,8 @@ class MoeDevice {
   /// have been several since.
   [[nodiscard]] virtual std::optional<PutTimes> put_times(std::int64_t call) const = 0;
 
+  /// Keeps the stream busy for about a millisecond, in which the host can enqueue what comes behind.
+  virtual void hold(void* stream) = 0;
   /// Around what is to be timed.
   virtual void start_clock(void* stream) = 0;
   virtual void stop_clock(void* stream) = 0;

@@ -44,6 +44,7 @@ class HostDevice final : public plan::MoeDevice {
   [[nodiscard]] std::optional<PutTimes> put_times(std::int64_t call) const override {
     return call + lag < put_calls() ? put_times_[at(call)] : std::nullopt;
   }
+  void hold(void* stream) override { streams.insert(stream); }
   void start_clock(void* stream) override { streams.insert(stream); }
   void stop_clock(void* stream) override { streams.insert(stream); }
   [[nodiscard]] double clock_us() override { return next_clock_us; }
