@@ -26,6 +26,10 @@ GpuMoeResult measure_moe_on_gpus(MoeRun& /*run*/, const GpuOptions& /*gpu*/) {
   refuse();
 }
 
+MoeSplits measure_moe_splits_on_gpus(MoeRun& /*run*/, const GpuOptions& /*gpu*/) {
+  refuse();
+}
+
 SlicedResult measure_sliced_on_gpus(const SlicedProblem& /*problem*/, const SlicedRun& /*run*/) {
   refuse();
 }

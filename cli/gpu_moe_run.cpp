@@ -161,11 +161,35 @@ class GpuMoeRank {
   [[nodiscard]] const MoeRankData& data() const { return data_; }
   [[nodiscard]] const MoeLayer& layer() const { return layer_; }
 
+  /// A layer of its own on this rank's matrices.
+  class Split final : public SplitLayer {
+   public:
+    Split(GpuMoeRank& rank, const MoeLayerOptions& options, const std::vector<const MoeRouting*>& routings)
+        : rank_(rank), layer_(rank.context_, options), routings_(routings) {}
+    MoeReport call(std::size_t routing) override {
+      MoeReport report = enqueue(routing);
+      rank_.stream_->synchronize();
+      return report;
+    }
+    double time_us(std::size_t routing) override {
+      return rank_.time([&] { (void)enqueue(routing); });
+    }
+
+   private:
+    MoeReport enqueue(std::size_t routing) {
+      return rank_.forward(layer_, Method::kOverlap, nullptr, routings_[routing]);
+    }
+    GpuMoeRank& rank_;
+    MoeLayer layer_;
+    const std::vector<const MoeRouting*>& routings_;
+  };
+
  private:
-  MoeReport forward(MoeLayer& layer, Method method, Timeline* timeline = nullptr) {
-    MoeReport report =
-        layer.forward(x_.data(), problem_.hidden, routing_, {.up = up_.data(), .down = down_.data()},
-                      out_.data(), problem_.hidden, method, timeline, native_handle(*stream_));
+  MoeReport forward(MoeLayer& layer, Method method, Timeline* timeline = nullptr,
+                    const MoeRouting* routing = nullptr) {
+    MoeReport report = layer.forward(x_.data(), problem_.hidden, routing != nullptr ? *routing : routing_,
+                                     {.up = up_.data(), .down = down_.data()}, out_.data(), problem_.hidden,
+                                     method, timeline, native_handle(*stream_));
     if (!report.adaptation.empty()) adaptation_ = report.adaptation;
     return report;
   }
@@ -302,6 +326,25 @@ void measure_phases(GpuMoeRank& rank, const MoeRun& run, bool is_first, GpuMoeRe
 }
 
 }  // namespace
+
+MoeSplits measure_moe_splits_on_gpus(MoeRun& run, const GpuOptions& gpu) {
+  check_run(run);
+  const std::vector<std::vector<MoeRouting>> routings = routings_in_turn(run);
+  const GpuRanks ranks(run.problem.ranks, gpu, run.link_is_auto ? LinkModel{} : run.link);
+  MoeSplits result;
+  run_ranks(static_cast<int>(run.problem.ranks), {}, [&](const std::shared_ptr<Communicator>& control) {
+    ranks.run(control, [&](const std::shared_ptr<Communicator>& communicator, const CudaOptions& options) {
+      std::vector<const MoeRouting*> own;
+      for (const auto& all : routings) own.push_back(&all[static_cast<std::size_t>(control->rank())]);
+      GpuMoeRank rank(communicator, options, run, *own.front());
+      MoeSplits splits = measure_splits(run, [&](const MoeSetting* split) {
+        return std::make_unique<GpuMoeRank::Split>(rank, with_split(layer_options(run), split), own);
+      });
+      if (control->rank() == 0) result = std::move(splits);
+    });
+  });
+  return result;
+}
 
 GpuMoeResult measure_moe_on_gpus(MoeRun& run, const GpuOptions& gpu) {
   check_run(run);

@@ -6,6 +6,7 @@
 
 #include "gpu_run.h"
 #include "moe_measure.h"
+#include "moe_splits.h"
 
 /// `flashoverlap run moe-layer --backend cuda`.
 namespace flashoverlap::cli {
@@ -51,5 +52,7 @@ struct GpuMoeResult {
 /// Error(kUnsupported) in a build without CUDA, where there is no device, and for what layers
 /// on GPUs cannot do yet, naming the option.
 GpuMoeResult measure_moe_on_gpus(MoeRun& run, const GpuOptions& gpu);
+/// As measure_moe_splits. The same errors.
+MoeSplits measure_moe_splits_on_gpus(MoeRun& run, const GpuOptions& gpu);
 
 }  // namespace flashoverlap::cli

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <thread>
 #include <vector>
 
 #include "option_values.h"
@@ -82,12 +83,20 @@ MoeRankData::MoeRankData(const MoeProblem& p, int rank, std::int64_t first_exper
       out(p.tokens, p.hidden, parse_dtype(p.dtype)),
       up(experts * 2 * p.intermediate, p.hidden, parse_dtype(p.dtype)),
       down(experts * p.hidden, p.intermediate, parse_dtype(p.dtype)) {
-  std::vector<float> row(static_cast<std::size_t>(std::max(p.hidden, p.intermediate)));
-  for (std::int64_t e = 0; e < experts; ++e) {
-    const ExpertWeights expert = weights_of_expert(p, first_expert + e);
-    copy_into(expert.up, up, e * 2 * p.intermediate, row);
-    copy_into(expert.down, down, e * p.hidden, row);
-  }
+  // There may be billions of weights: all processors draw them, for all ranks at a time.
+  const std::int64_t threads = std::clamp<std::int64_t>(std::thread::hardware_concurrency() / p.ranks, 1,
+                                                        std::max<std::int64_t>(1, experts));
+  const auto draw = [&](std::int64_t begin) {
+    std::vector<float> row(static_cast<std::size_t>(std::max(p.hidden, p.intermediate)));
+    for (std::int64_t e = begin; e < experts; e += threads) {
+      const ExpertWeights expert = weights_of_expert(p, first_expert + e);
+      copy_into(expert.up, up, e * 2 * p.intermediate, row);
+      copy_into(expert.down, down, e * p.hidden, row);
+    }
+  };
+  std::vector<std::jthread> workers;
+  for (std::int64_t t = 1; t < threads; ++t) workers.emplace_back(draw, t);
+  draw(0);
 }
 
 double moe_error(const MoeProblem& p, const MoeRouting& routing, const MoeRankData& data,

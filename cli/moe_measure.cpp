@@ -11,6 +11,7 @@
 #include "moe_data.h"
 #include "moe_gradient_check.h"
 #include "moe_series.h"
+#include "moe_splits.h"
 #include "option_values.h"
 #include "process_ranks.h"
 
@@ -178,6 +179,42 @@ void run_rank(const MoeRun& run, const std::shared_ptr<Communicator>& communicat
   result = std::move(own);
 }
 
+/// Of one rank, on the CPU.
+class CpuSplitLayer final : public SplitLayer {
+ public:
+  CpuSplitLayer(Context& context, const MoeLayerOptions& options, MoeRankData& data,
+                const std::vector<const MoeRouting*>& routings)
+      : communicator_(context.communicator()), layer_(context, options), data_(data), routings_(routings) {}
+
+  MoeReport call(std::size_t routing) override {
+    const std::int64_t hidden = layer_.options().hidden;
+    return layer_.forward(data_.x.data(), hidden, *routings_[routing], data_.weights(), data_.out.data(),
+                          hidden);
+  }
+  double time_us(std::size_t routing) override {
+    return slowest(communicator_, std::vector<double>{call(routing).phases.total_us()}).front();
+  }
+
+ private:
+  Communicator& communicator_;
+  MoeLayer layer_;
+  MoeRankData& data_;
+  const std::vector<const MoeRouting*>& routings_;
+};
+
+MoeSplits measure_splits_of_rank(const MoeRun& run, const std::shared_ptr<Communicator>& communicator,
+                                 const std::vector<const MoeRouting*>& routings) {
+  Context context(communicator, {.num_threads = static_cast<int>(run.problem.threads)});
+  MoeLayerOptions options = layer_options(run, *communicator);
+  const auto rank = communicator->rank();
+  const std::int64_t first = first_expert(options.num_experts, communicator->size(), rank);
+  const std::int64_t end = first_expert(options.num_experts, communicator->size(), rank + 1);
+  MoeRankData data(run.problem, rank, first, end - first);
+  return measure_splits(run, [&](const MoeSetting* split) {
+    return std::make_unique<CpuSplitLayer>(context, with_split(options, split), data, routings);
+  });
+}
+
 void add_waste(const MoeProblem& problem, const MoeCounts& counts, MoeResult& result) {
   const auto add = [](MoeWaste& sum, const MoeWaste& waste) {
     sum.valid_rows += waste.valid_rows;
@@ -195,7 +232,7 @@ void add_waste(const MoeProblem& problem, const MoeCounts& counts, MoeResult& re
 }
 
 /// A link on which the return takes about as long as the second GEMM.
-double balanced_gbps(const MoeRun& run, const std::vector<MoeRouting>& routings, const MoeCounts& counts) {
+LinkModel balanced_link(const MoeRun& run, const std::vector<MoeRouting>& routings, const MoeCounts& counts) {
   const MoeProblem& p = run.problem;
   double gemm_us = 0;
   run_ranks(static_cast<int>(p.ranks), {}, [&](const std::shared_ptr<Communicator>& communicator) {
@@ -220,10 +257,29 @@ double balanced_gbps(const MoeRun& run, const std::vector<MoeRouting>& routings,
     most = std::max(most, rows);
   }
   const double bytes = static_cast<double>(most * p.hidden * size_of(parse_dtype(p.dtype)));
-  return gemm_us > 0 ? bytes / gemm_us * 1e-3 : 0;
+  constexpr double kLatencyUs = 10;
+  return {.bandwidth_gbps = gemm_us > 0 ? bytes / gemm_us * 1e-3 : 0, .latency_us = kLatencyUs};
 }
 
 }  // namespace
+
+MoeSplits measure_moe_splits(MoeRun& run) {
+  const std::vector<std::vector<MoeRouting>> routings = routings_in_turn(run);
+  const MoeCounts counts = counts_of(routings.front(), run.problem.capacity);
+  InProcessOptions options;
+  options.link = run.link;
+  if (run.link_is_auto && run.problem.ranks > 1) options.link = balanced_link(run, routings.front(), counts);
+  MoeSplits result;
+  run_ranks(static_cast<int>(run.problem.ranks), options,
+            [&](const std::shared_ptr<Communicator>& communicator) {
+              std::vector<const MoeRouting*> own;
+              for (const auto& all : routings)
+                own.push_back(&all[static_cast<std::size_t>(communicator->rank())]);
+              MoeSplits splits = measure_splits_of_rank(run, communicator, own);
+              if (communicator->rank() == 0) result = std::move(splits);
+            });
+  return result;
+}
 
 MoeResult measure_moe(MoeRun& run) {
   const bool job = is_job();
@@ -239,10 +295,7 @@ MoeResult measure_moe(MoeRun& run) {
     run_rank(run, job_communicator(p.ranks), routings, result);
     return result;
   }
-  if (run.link_is_auto && p.ranks > 1) {
-    constexpr double kAutoLatencyUs = 10;
-    result.link = {.bandwidth_gbps = balanced_gbps(run, routings, counts), .latency_us = kAutoLatencyUs};
-  }
+  if (run.link_is_auto && p.ranks > 1) result.link = balanced_link(run, routings, counts);
   InProcessOptions options;
   options.link = result.link;
   run_ranks(static_cast<int>(p.ranks), options, [&](const std::shared_ptr<Communicator>& communicator) {

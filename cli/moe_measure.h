@@ -21,7 +21,9 @@ struct MoeRun {
   bool adapt = false;
   bool backward = false;  ///< Measured and checked after each forward.
   std::string overlap_if = "always";
-  std::string machine;  ///< For "predicted": as load_machine_profile takes it.
+  std::string machine;               ///< For "predicted": as load_machine_profile takes it.
+  std::vector<std::int64_t> splits;  ///< Consumers of layers that keep their split; empty: none are measured.
+  std::vector<std::string> then;     ///< With splits: the routings after the problem's.
 };
 
 /// Calls of a layer that decides itself whether to overlap, after its trials.

@@ -14,6 +14,7 @@
 #include "moe_gradient_check.h"
 #include "moe_measure.h"
 #include "moe_options.h"
+#include "moe_splits.h"
 #include "option_values.h"
 #include "process_ranks.h"
 
@@ -297,6 +298,26 @@ void check_machine(const MoeRun& run) {
                                                               : "is for --overlap-if predicted");
 }
 
+/// Whether splits are to be measured, and can be.
+bool wants_splits(const MoeRun& run) {
+  if (run.splits.empty() && run.then.empty()) return false;
+  if (run.splits.empty()) throw CLI::ValidationError("--then", "is for --splits");
+  if (!run.adapt) throw CLI::ValidationError("--splits", "needs --adapt");
+  if (is_job()) throw CLI::ValidationError("--splits", "is not for ranks that are processes");
+  return true;
+}
+
+int run_splits(MoeRun& run, const GpuOptions& gpu, bool json) {
+  if (!gpu.on_gpus()) {
+    print_splits(run, "cpu", measure_moe_splits(run), json);
+    return kExitSuccess;
+  }
+  check_backend(gpu);
+  if (run.problem.transport.empty()) run.problem.transport = "put";
+  print_splits(run, "cuda", measure_moe_splits_on_gpus(run, gpu), json);
+  return kExitSuccess;
+}
+
 int run_moe_on_gpus(MoeRun& run, const GpuOptions& gpu, bool json) {
   check_backend(gpu);
   check_machine(run);
@@ -348,6 +369,18 @@ void add_moe_run(CLI::App& parent, Action& action) {
              "Latency of each transfer, with a number for --link-gbps")
       ->default_str("0");
   sub.add_flag("--adapt", run->adapt, "Let the layer change consumers and segments between calls");
+  sub.add_option(
+         "--splits", run->splits,
+         "With --adapt: measure layers that keep so many consumers, with 1, 2, 4 and 8 bands a segment\n"
+         "each, and how near to the best of them the one that adapts comes in 20 calls")
+      ->type_name("LIST")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024).description(""));
+  sub.add_option("--then", run->then,
+                 "With --splits: the same again with these routings, one after the other")
+      ->type_name("LIST")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"balanced", "moderate", "stress"}).description(""));
   sub.add_flag("--backward", run->backward, "Run, check and measure the backward pass as well");
   add_choice(
       sub, "--overlap-if", run->overlap_if, {"always", "measured", "predicted"},
@@ -364,6 +397,7 @@ void add_moe_run(CLI::App& parent, Action& action) {
     if (gpu->on_gpus() && sub.count("--consumers") == 0) run->problem.consumers = kConsumersOnGpus;
     action = [run, gpu, json] {
       check_gpu_options(*gpu);
+      if (wants_splits(*run)) return run_splits(*run, *gpu, *json);
       return gpu->on_gpus() ? run_moe_on_gpus(*run, *gpu, *json) : run_moe(*run, *json);
     };
   });

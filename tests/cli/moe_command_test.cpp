@@ -65,6 +65,31 @@ TEST(MoeCommand, PacesAdaptsAndDrops) {
   }
 }
 
+// Every split with every routing, beside a layer that has had 20 calls to adapt.
+TEST(MoeCommand, ComparesSplitsWithAdaptation) {
+  const std::string line =
+      std::string("run moe-layer --ranks 2 --iterations 2 --link-gbps 0 --adapt --splits 1,3 --then stress") +
+      kSmall;
+  const Json run = json_of(line);
+  ASSERT_EQ(run.at("routings").size(), 2U);
+  for (const Json& routing : run.at("routings")) {
+    ASSERT_EQ(routing.at("static").size(), 2U * 4);
+    double best_us = 1e9;
+    for (const Json& split : routing.at("static")) best_us = std::min(best_us, split.at("us").get<double>());
+    EXPECT_GT(best_us, 0);
+    EXPECT_EQ(routing.at("best_us"), best_us);
+    EXPECT_GT(routing.at("adapted_us"), 0);
+    EXPECT_GT(routing.at("adapted_share"), 0);
+    EXPECT_EQ(routing.at("adaptation").size(), 20U);
+  }
+  EXPECT_EQ(run.at("routings")[0].at("routing"), "balanced");
+  EXPECT_EQ(run.at("routings")[1].at("routing"), "stress");
+  const auto text = run_command(words_of(line), {});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  for (const char* part : {"3 consumers, 8 bands", "adapted, from 1 consumers, 2 bands", "over the best"})
+    EXPECT_NE(text.out.find(part), std::string::npos) << part;
+}
+
 TEST(MoeCommand, RunsAndChecksBackward) {
   for (const char* how : {"--dtype f32", "--dtype f16 --transport collective",
                           "--dtype bf16 --routing stress", "--padding shared", "--capacity 5"}) {
@@ -223,6 +248,9 @@ TEST(MoeCommand, Refusals) {
                  "--rank: '2' is not accepted; expected an integer from 0 to 1");
   expect_refused("simulate moe-layer", "--machine: is needed");
   expect_refused("run moe-layer --backend rocm", "--backend: 'rocm' is not accepted; expected cpu, cuda");
+  expect_refused("run moe-layer --then stress", "--then: is for --splits");
+  expect_refused("run moe-layer --splits 2", "--splits: needs --adapt");
+  expect_refused("run moe-layer --adapt --splits 2 --then none", "--then: ");
   expect_refused("run moe-layer --padding shared --order owner-major",
                  "padding 'shared' lets tiles run over the owners of an expert");
 }
