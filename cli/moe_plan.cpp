@@ -81,6 +81,7 @@ struct MoeSimulation {
   std::string machine;
   SimulationOptions simulation;
   bool search = false;
+  bool backward = false;
   bool json = false;
 };
 
@@ -89,6 +90,7 @@ struct Phase {
   double compute_us = 0;  ///< The slowest rank's tiles, without anything to wait for.
   double serial_us = 0;
   double overlap_us = 0;
+  [[nodiscard]] double exposed_us() const { return std::max(0.0, overlap_us - compute_us); }
   /// Share of the transfer's own time that is hidden.
   [[nodiscard]] double ratio() const {
     const double transfer_us = serial_us - compute_us;
@@ -104,8 +106,10 @@ MoeChoice simulate_layer(const MoeSimulation& command, const MachineProfile& mac
   request.options = moe_plan_options(problem, 0);
   request.options.resources = {.compute_units = machine.units, .communication_units = problem.consumers};
   request.hidden = problem.hidden;
-  request.hidden_cols = 2 * problem.intermediate;
-  request.intermediate = problem.intermediate;
+  // The first GEMM's columns and the second's depth: backward both projections are transposed.
+  const std::int64_t middle = 2 * problem.intermediate;
+  request.hidden_cols = command.backward ? problem.intermediate : middle;
+  request.intermediate = command.backward ? middle : problem.intermediate;
   request.simulation = command.simulation;
   if (command.search) {
     request.consumers = {1, 2, 4, 8, 16};
@@ -148,8 +152,12 @@ int simulate_moe(MoeSimulation& command) {
   const MoeCandidate& best = choice.best_overlap();
   const Phase dispatch{choice.dispatch_gemm_us, choice.serial.dispatch_us, best.dispatch_us};
   const Phase combine{choice.combine_gemm_us, choice.serial.combine_us, best.combine_us};
-  const double serial = choice.serial.total_us();
-  const double overlap = best.total_us();
+  // Gradients of the weights are as many products as the two GEMMs, and as quick in this model. They fill
+  // what is exposed, as far as they last.
+  const double weights = command.backward ? dispatch.compute_us + combine.compute_us : 0;
+  const double serial = choice.serial.total_us() + weights;
+  const double overlap =
+      best.total_us() + std::max(0.0, weights - dispatch.exposed_us() - combine.exposed_us());
   if (command.json) {
     const auto json_of = [](const Phase& phase) {
       return nlohmann::ordered_json{{"compute_us", phase.compute_us},
@@ -161,6 +169,8 @@ int simulate_moe(MoeSimulation& command) {
                 {"machine", machine.name},
                 {"simulated", true},
                 {"ranks", p.ranks},
+                {"backward", command.backward},
+                {"weights_us", weights},
                 {"dispatch", json_of(dispatch)},
                 {"combine", json_of(combine)},
                 {"consumers", best.options.resources.communication_units},
@@ -177,18 +187,18 @@ int simulate_moe(MoeSimulation& command) {
                        text_of_us(phase.compute_us), text_of_us(phase.serial_us),
                        text_of_us(phase.overlap_us), phase.ratio());
   };
-  fmt::print(
-      "{}",
-      to_table(
-          {{"operator", text_of(p)},
-           {"machine", fmt::format("{} ({}), simulated", machine.name, machine.provenance.kind)},
-           {"dispatch", row(dispatch)},
-           {"return", row(combine)},
-           {"consumers", fmt::format("{}, {} bands a segment", best.options.resources.communication_units,
-                                     best.options.segment_bands)},
-           {"both", fmt::format("serial {}, overlapped {}: {:.3f}x (activation and sum not counted)",
-                                text_of_us(serial), text_of_us(overlap), serial / overlap)},
-           {"choice", choice.reason}}));
+  fmt::print("{}",
+             to_table({{"operator", text_of(p)},
+                       {"machine", fmt::format("{} ({}), simulated", machine.name, machine.provenance.kind)},
+                       {"dispatch", row(dispatch)},
+                       {"return", row(combine)},
+                       {"consumers",
+                        fmt::format("{}, {} bands a segment", best.options.resources.communication_units,
+                                    best.options.segment_bands)},
+                       {command.backward ? "with weights" : "both",
+                        fmt::format("serial {}, overlapped {}: {:.3f}x (activation and sum not counted)",
+                                    text_of_us(serial), text_of_us(overlap), serial / overlap)},
+                       {"choice", choice.reason}}));
   return kExitSuccess;
 }
 
@@ -216,6 +226,9 @@ void add_moe_simulate(CLI::App& parent, Action& action) {
   add_number(sub, "--jitter", command->simulation.jitter, 0, kMaxJitter,
              "Relative standard deviation of tile and transfer times")
       ->default_str("0");
+  sub.add_flag("--backward", command->backward,
+               "The backward pass: gradients by the results are dispatched, those by the tokens return, and\n"
+               "gradients of the weights fill what both expose, at best");
   sub.add_flag("--search", command->search, "Take the best of 1 to 16 consumers and 1 to 64 bands a segment");
   sub.add_flag("--json", command->json, "Print one JSON object instead of the table");
   sub.callback([&sub, command, &action] {

@@ -212,6 +212,28 @@ TEST(MoeCommand, SimulatesWhatOverlapHides) {
 
 // Between hosts, with little to compute, nothing can be gained; but consumers that all put to the same rank,
 // or one after the other what one segment has for several, made the return 1.8 to 7 times slower than serial.
+TEST(MoeCommand, SimulatesBackward) {
+  const std::string line =
+      "simulate moe-layer --machine 8x-h200-nvlink --ranks 4 --experts 16 --tokens 4096 --hidden 2048 "
+      "--intermediate 1024 --consumers 4 --dtype bf16 --tile-m 128 --tile-n 128";
+  const Json forward = json_of(line);
+  const Json backward = json_of(line + " --backward");
+  EXPECT_EQ(forward.at("weights_us"), 0);
+  // Forward the first GEMM is the one with both projections, backward the second.
+  const auto gemm_us = [](const Json& pass, const char* phase) {
+    return pass.at(phase).at("compute_us").get<double>();
+  };
+  EXPECT_GT(gemm_us(forward, "dispatch"), 1.5 * gemm_us(forward, "combine"));
+  EXPECT_GT(gemm_us(backward, "combine"), 1.5 * gemm_us(backward, "dispatch"));
+  const double gemms_us = gemm_us(backward, "dispatch") + gemm_us(backward, "combine");
+  EXPECT_DOUBLE_EQ(backward.at("weights_us"), gemms_us);
+  EXPECT_GE(backward.at("overlap_us"), 2 * gemms_us) << "nothing hides computation";
+  EXPECT_GT(backward.at("speedup"), 1);
+  EXPECT_DOUBLE_EQ(backward.at("serial_us"), backward.at("dispatch").at("serial_us").get<double>() +
+                                                 backward.at("combine").at("serial_us").get<double>() +
+                                                 gemms_us);
+}
+
 TEST(MoeCommand, PutsUseAllPortsAtATime) {
   for (const char* padding : {"ragged --segment-bands 2", "ragged --segment-bands 64", "shared"}) {
     const Json result = json_of(std::string("simulate moe-layer --machine 2x8-h100-infiniband --ranks 16 "
