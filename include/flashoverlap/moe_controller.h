@@ -46,9 +46,10 @@ struct MoeObservation {
 ///   too much backlog    more consumers; at the most consumers, smaller segments, which leave less behind
 ///   idle, no backlog    fewer consumers; at the fewest, larger segments, which cost fewer transfers
 ///
-/// A step that made the call longer by more than 5 % (producer and backlog together, mean of `patience` calls
-/// on either side) is taken back, and not tried again until the observation has been in range once, or the
-/// time before the step has changed by more than 20 %.
+/// A step with which calls take more than 5 % longer (producer and backlog together, mean of `patience`
+/// calls) than the shortest before any step under this load is taken back: so steps that each cost little
+/// cannot add up. It is not tried again until the observation has been in range once, or the time before the
+/// step has changed by more than 20 %, which is another load.
 class MoeController {
  public:
   /// Throws Error(kBadArgument) naming the option that does not hold. `initial` is moved into the bounds.
@@ -76,6 +77,7 @@ class MoeController {
   bool on_trial_ = false;
   Wish trial_ = Wish::kStay;
   double before_us_ = 0;       // mean length of calls before the step
+  double shortest_us_ = 0;     // of all such means under this load; 0: none yet
   Wish barred_ = Wish::kStay;  // a direction that did not pay
   double barred_us_ = 0;
   Wish last_wish_ = Wish::kStay;

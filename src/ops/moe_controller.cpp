@@ -15,7 +15,7 @@ namespace {
 // The fewest consumers cannot become fewer, but may put larger segments when they mostly wait.
 constexpr double kMostlyIdle = 0.8;
 
-// A step that costs more than this is taken back …
+// A step after which calls are this much longer than the shortest is taken back …
 constexpr double kWorse = 1.05;
 // … and may be tried again once calls take this much longer or shorter than before it.
 constexpr double kOtherLoad = 0.2;
@@ -101,7 +101,7 @@ bool MoeController::step(Wish wish, MoeSetting& next) const {
 /// Ends the trial of the step before, when there is one.
 std::string MoeController::judge(double mean_us) {
   on_trial_ = false;
-  if (mean_us <= before_us_ * kWorse) {
+  if (mean_us <= shortest_us_ * kWorse) {
     return fmt::format("kept {}: {:.0f} us a call, {:.0f} us before", text_of(setting_), mean_us, before_us_);
   }
   barred_ = trial_;
@@ -110,7 +110,7 @@ std::string MoeController::judge(double mean_us) {
   in_a_row_ = 0;
   recent_us_.clear();
   return fmt::format("back to {}: {:.0f} us a call instead of {:.0f} us", text_of(setting_), mean_us,
-                     before_us_);
+                     shortest_us_);
 }
 
 std::string MoeController::observe(const MoeObservation& observation) {
@@ -143,6 +143,8 @@ std::string MoeController::observe(const MoeObservation& observation) {
   }
   before_ = setting_;
   before_us_ = mean_us;
+  const bool is_other_load = std::abs(mean_us - shortest_us_) > kOtherLoad * shortest_us_;
+  shortest_us_ = is_other_load ? mean_us : std::min(shortest_us_, mean_us);
   trial_ = wish;
   on_trial_ = true;
   setting_ = next;

@@ -62,6 +62,18 @@ TEST(MoeController, TakesBackAStepThatCosts) {
   EXPECT_EQ(c.setting().consumers, 3);
 }
 
+// A backlog that no consumer shortens, and consumers that each take 4 % of the producer.
+TEST(MoeController, StepsThatEachCostLittleDoNotAddUp) {
+  MoeControllerOptions options = bounds();
+  options.max_consumers = 10;
+  MoeController c(options, {.consumers = 1, .segment_bands = 1});
+  for (int i = 0; i < 60; ++i) {
+    const double producer_us = 1000 * std::pow(1.04, static_cast<double>(c.setting().consumers));
+    c.observe({producer_us, 100, 0});
+  }
+  EXPECT_LE(c.setting().consumers, 2);
+}
+
 TEST(MoeController, StaysInItsBounds) {
   MoeController more(bounds(), {.consumers = 5, .segment_bands = 4});
   for (int i = 0; i < 40; ++i) more.observe(kBacklog);
