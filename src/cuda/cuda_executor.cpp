@@ -169,8 +169,12 @@ std::unique_ptr<PreparedPlan> CudaExecutor::prepare(OverlapPlan plan) {
   for (std::size_t i = 0; i < prepared->steps().size(); ++i)
     (void)channel(stream_of(prepared->plan(), prepared->steps()[i], i));
   (void)channel(0);
+  const std::vector<TransferStep>& steps = prepared->steps();
+  if (meets_once(*prepared) && prepared->sends_results()) {
+    (void)channel(steps.front().channel + 1);
+    message_ready_.resize(std::max(message_ready_.size(), steps.size()));
+  }
   if (prepared->is_decomposed()) {
-    const std::vector<TransferStep>& steps = prepared->steps();
     arrived_.resize(std::max<std::size_t>(arrived_.size(), steps.empty() ? 0 : steps.back().arrivals));
     group_done_.resize(std::max(group_done_.size(), prepared->plan().groups.size()));
   }

@@ -88,7 +88,9 @@ class CudaExecutor final : public Executor {
   void enqueue_partial_sums(const Call& call, const Transfer& transfer, CudaStream& stream,
                             const TransferLabel& label);
   void enqueue_pair(Call& call, const TransferStep& step, CudaStream& stream, const TransferLabel& label);
+  [[nodiscard]] bool meets_once(const PreparedCudaPlan& plan) const;
   void enqueue_messages(Call& call);
+  const Event* readiness_of(Call& call, const Transfer& transfer, std::size_t message);
   // cuda_executor_puts.cpp
   [[nodiscard]] int consumers_of(const OverlapPlan& plan) const;
   [[nodiscard]] int consumer_blocks(const OverlapPlan& plan) const;
@@ -134,6 +136,7 @@ class CudaExecutor final : public Executor {
   Event rows_made_;
   Event gemm_done_;
   std::vector<Event> channel_done_;
+  std::vector<Event> message_ready_;  // by message that this rank sends, of the call that is enqueued
   // With GemmForm::kDecomposed, of the call that is enqueued.
   std::vector<Event> arrived_;     // by arrival, from 0
   std::vector<Event> group_done_;  // by group

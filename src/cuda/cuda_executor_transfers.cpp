@@ -17,7 +17,7 @@ std::vector<std::int64_t> equal_counts(const OverlapPlan& plan, std::int64_t tot
 
 void CudaExecutor::enqueue_transfers(Call& call) {
   if (call.puts) return enqueue_puts(call);
-  if (peers_ != nullptr && call.prepared.has_messages_only()) return enqueue_messages(call);
+  if (meets_once(call.prepared)) return enqueue_messages(call);
   std::vector<bool> used(channels_.size(), false);
   const std::vector<TransferStep>& steps = call.prepared.steps();
   for (std::size_t i = 0; i < steps.size(); ++i) {
@@ -39,17 +39,25 @@ void CudaExecutor::join_transfers(const Call& call) {
   for (const std::size_t index : call.channels) channel_done_[index].wait_on(call.stream);
 }
 
+// Between ranks of one process; else those messages of a call that wait for nothing, where copies take no SM.
+bool CudaExecutor::meets_once(const PreparedCudaPlan& plan) const {
+  if (peers_ == nullptr || !plan.has_messages_only()) return false;
+  return peers_->is_one_process() || (copies_without_sms() && !plan.sends_results());
+}
+
 // All in one meeting of the ranks, which takes the host longer than a copy takes the device.
 void CudaExecutor::enqueue_messages(Call& call) {
   const OverlapPlan& plan = call.plan();
   const std::vector<TransferStep>& steps = call.prepared.steps();
-  CudaStream& stream = channel(steps.front().channel);
+  const std::int32_t index = steps.front().channel;
+  CudaStream& stream = channel(index);
   std::vector<PeerMessage> sends, receives;
   std::vector<const TransferStep*> brought_by;
   for (const TransferStep& step : steps) {
     if (step.send >= 0) {
       const Transfer& transfer = plan.transfers[as_index(step.send)];
-      sends.push_back({transfer.peer, region(call, transfer.source), transfer.source.count});
+      sends.push_back({transfer.peer, region(call, transfer.source), transfer.source.count,
+                       readiness_of(call, transfer, sends.size())});
     }
     if (step.receive >= 0) {
       const Transfer& transfer = plan.transfers[as_index(step.receive)];
@@ -57,15 +65,41 @@ void CudaExecutor::enqueue_messages(Call& call) {
       brought_by.push_back(&step);
     }
   }
+  const auto slice_of = [&](std::size_t i) { return plan.transfers[as_index(brought_by[i]->receive)].slice; };
   TransferLabel label{.operation = plan.operation};
-  if (!brought_by.empty()) label.slice = plan.transfers[as_index(brought_by.front()->receive)].slice;
+  if (!brought_by.empty()) label.slice = slice_of(0);
   start_.wait_on(stream.get());
-  call.log.begin(stream.get(), fmt::format("communication {}", steps.front().channel),
-                 fmt::format("{} messages", receives.size()), SpanKind::kCommunication);
   peers_->exchange_messages(sends, receives, plan.dtype, stream, label,
-                            [&](std::size_t i) { announce_arrival(call, *brought_by[i], stream.get()); });
-  call.log.end(stream.get());
-  end_channel(call, as_index(steps.front().channel));
+                            {.begins =
+                                 [&](std::size_t i) {
+                                   call.log.begin(stream.get(), fmt::format("communication {}", index),
+                                                  slice_of(i) >= 0
+                                                      ? fmt::format("receive of slice {}", slice_of(i))
+                                                      : fmt::format("receive of message {}", i),
+                                                  SpanKind::kCommunication);
+                                 },
+                             .arrived =
+                                 [&](std::size_t i) {
+                                   call.log.end(stream.get());
+                                   announce_arrival(call, *brought_by[i], stream.get());
+                                 }});
+  end_channel(call, as_index(index));
+}
+
+// Where a message follows a group: the event that comes once the group is complete, in a stream of its own,
+// so that no copy waits for it but the one that brings the message.
+const Event* CudaExecutor::readiness_of(Call& call, const Transfer& transfer, std::size_t message) {
+  if (transfer.trigger.kind != TriggerKind::kGroup || call.mode != Mode::kRun) return nullptr;
+  const std::size_t index = as_index(transfer.channel + 1);
+  CudaStream& stream = channel(transfer.channel + 1);
+  if (call.channels.empty()) {
+    start_.wait_on(stream.get());
+    call.channels.push_back(index);
+  }
+  wait_for_group(call, transfer.trigger.index, stream.get());
+  message_ready_[message].record(stream.get());
+  channel_done_[index].record(stream.get());
+  return &message_ready_[message];
 }
 
 void CudaExecutor::enqueue_step(Call& call, const TransferStep& step, CudaStream& stream) {

@@ -66,6 +66,7 @@ class PeerCommunicator final : public Communicator, public PeerReader {
     return options_.copies == PeerCopy::kCopyEngine && !is_paced;
   }
 
+  [[nodiscard]] bool is_one_process() const override { return !group_->has_processes(); }
   [[nodiscard]] DeviceMemory readable_memory() const override {
     return group_->has_processes() ? DeviceMemory::kShareable : DeviceMemory::kStreamOrdered;
   }
@@ -175,7 +176,7 @@ class PeerCommunicator final : public Communicator, public PeerReader {
 
   void exchange_messages(std::span<const PeerMessage> sends, std::span<const PeerMessage> receives,
                          DType dtype, Stream& stream, const TransferLabel& label,
-                         const std::function<void(std::size_t)>& arrived) override {
+                         const MessageHooks& hooks) override {
     PeerCall call{"exchange of messages", nullptr, nullptr, {}, {}, dtype, label};
     call.sends.assign(sends.begin(), sends.end());
     call.receives.assign(receives.begin(), receives.end());
@@ -185,10 +186,13 @@ class PeerCommunicator final : public Communicator, public PeerReader {
         const std::vector<PeerMessage>& theirs = calls[index(receives[i].peer)].sends;
         std::size_t& at = next[index(receives[i].peer)];
         while (theirs[at].peer != rank_) ++at;  // it is there: the counts of all messages match
+        const PeerMessage& message = theirs[at++];
+        if (message.ready != nullptr) message.ready->wait_on(on);
+        hooks.begins(i);
         PeerCopyParams params{};
-        add_copy(params, theirs[at++].data, receives[i].data, receives[i].count);
+        add_copy(params, message.data, receives[i].data, receives[i].count);
         pace(static_cast<double>(receives[i].count * size_of(dtype)), on, [&] { copy(params, dtype, on); });
-        arrived(i);
+        hooks.arrived(i);
       }
     });
   }

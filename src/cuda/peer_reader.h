@@ -18,6 +18,15 @@ struct PeerMessage {
   int peer = 0;
   void* data = nullptr;
   std::int64_t count = 0;
+  /// Of a send: what has to come before its data is there; null: nothing. Between ranks of one process only.
+  const Event* ready = nullptr;
+};
+
+/// Called while an exchange is put into the stream.
+struct MessageHooks {
+  /// Before the copy for receives[i], behind all that it waits for.
+  std::function<void(std::size_t)> begins;
+  std::function<void(std::size_t)> arrived;  ///< Behind it.
 };
 
 /// Two pieces of memory of one rank.
@@ -35,6 +44,9 @@ class PeerReader {
 
   /// Whether all-gathers, all-to-alls and `read_peers` need no SM, on any rank.
   [[nodiscard]] virtual bool copies_without_sms() const = 0;
+
+  /// Whether the ranks are threads of one process.
+  [[nodiscard]] virtual bool is_one_process() const = 0;
 
   /// What memory the other ranks can read, of what they are given to read.
   [[nodiscard]] virtual DeviceMemory readable_memory() const = 0;
@@ -58,12 +70,12 @@ class PeerReader {
                           std::span<void* const> to, DType dtype, Stream& stream,
                           const TransferLabel& label) = 0;
 
-  /// Sends and receives whose data is there already, all in one meeting of the ranks: the i-th receive from a
-  /// rank takes what that rank's i-th send to this one has. `arrived(i)` is called when the copy for
-  /// receives[i] is in the stream, one after the other.
+  /// Sends and receives, all in one meeting of the ranks: the i-th receive from a rank takes what that rank's
+  /// i-th send to this one has. Copies are in the order of `receives`; each waits for what is `ready` of it,
+  /// so that all ranks must have their messages in an order in which none waits for a later one.
   virtual void exchange_messages(std::span<const PeerMessage> sends, std::span<const PeerMessage> receives,
                                  DType dtype, Stream& stream, const TransferLabel& label,
-                                 const std::function<void(std::size_t)>& arrived) = 0;
+                                 const MessageHooks& hooks) = 0;
 };
 
 }  // namespace flashoverlap::cuda

@@ -39,13 +39,10 @@ bool adds_in_packed_buffer(const OverlapPlan& plan) {
          std::all_of(plan.transfers.begin(), plan.transfers.end(), is_sum);
 }
 
-bool is_messages_from_the_start(const OverlapPlan& plan, const std::vector<TransferStep>& steps) {
-  const auto waits_for_nothing = [&](const TransferStep& step) {
-    return step.collective < 0 && step.channel == steps.front().channel &&
-           (step.send < 0 ||
-            plan.transfers[static_cast<std::size_t>(step.send)].trigger.kind == TriggerKind::kStart);
-  };
-  return !steps.empty() && std::all_of(steps.begin(), steps.end(), waits_for_nothing);
+bool are_messages_of_one_channel(const std::vector<TransferStep>& steps) {
+  return !steps.empty() && std::ranges::all_of(steps, [&](const TransferStep& step) {
+    return step.collective < 0 && step.channel == steps.front().channel;
+  });
 }
 
 bool has_tile_in_place(const OverlapPlan& plan) {
@@ -126,7 +123,7 @@ PreparedCudaPlan::PreparedCudaPlan(int device, OverlapPlan plan,
     serial_ = std::make_unique<SerialBaseline>(device, plan_);
   } else {
     steps_ = transfer_steps(plan_);
-    has_messages_only_ = !sends_results() && is_messages_from_the_start(plan_, steps_);
+    has_messages_only_ = are_messages_of_one_channel(steps_);
     make_tables(gate_tables(plan_, steps_));
   }
 }

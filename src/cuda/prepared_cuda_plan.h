@@ -95,8 +95,7 @@ class PreparedCudaPlan {
 
   /// The calls to the communicator, in the order in which they are issued.
   [[nodiscard]] const std::vector<TransferStep>& steps() const { return steps_; }
-  /// Whether they are all sends and receives of one channel that wait for nothing, and there are some. If so,
-  /// then on every rank.
+  /// Whether they are all sends and receives of one channel, and there are some. If so, then on every rank.
   [[nodiscard]] bool has_messages_only() const { return has_messages_only_; }
   /// Whether tiles wait on the device for slices.
   [[nodiscard]] bool is_gated() const { return !plan_.gates.empty() && !waits_for_all_; }

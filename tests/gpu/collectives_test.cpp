@@ -1,5 +1,8 @@
 // The GPU communicators: every collective, even and uneven counts, exact data.
+#include <atomic>
+#include <chrono>
 #include <numeric>
+#include <thread>
 
 #include "check.h"
 #include "flashoverlap/cuda_context.h"
@@ -230,6 +233,62 @@ GPU_TEST(calls_that_do_not_match) {
   }
 }
 
+/// Until the flag is set; a stream's.
+static void wait_for_flag(void* flag) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!*static_cast<std::atomic<bool>*>(flag) && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+// Each message waits for its own data: the second is written only once the first has been copied.
+GPU_TEST(messages_wait_for_what_is_ready) {
+  if (ranks_are_processes()) throw Skip("events of other processes are not known");
+  constexpr std::int64_t kCount = 1000;
+  constexpr std::size_t kBytes = 2 * kCount;
+  for (const CommunicatorKind kind : {CommunicatorKind::kLocal, CommunicatorKind::kCopyEngine}) {
+    shared_group(2, kind).run([&](Rank& rank) {
+      const auto stream = rank.communicator->make_stream("copies");
+      const auto writer = make_cuda_stream(rank.options);
+      auto* const writes = static_cast<cudaStream_t>(native_handle(*writer));
+      const DeviceMatrix source = data_of(rank.rank, 2 * kCount, DType::kFloat16);
+      DeviceMatrix sent(1, 2 * kCount, 2 * kCount, DType::kFloat16);
+      DeviceMatrix received(1, 2 * kCount, 2 * kCount, DType::kFloat16);
+      const cuda::Event ready[2];
+      std::atomic<bool> has_first = false;
+      std::vector<cuda::PeerMessage> sends, receives;
+      for (std::size_t i = 0; i < 2; ++i) {
+        const auto at = [&](const DeviceMatrix& matrix) {
+          return static_cast<char*>(matrix.data()) + i * kBytes;
+        };
+        if (i == 1) FLASHOVERLAP_CUDA_CHECK(cudaLaunchHostFunc(writes, wait_for_flag, &has_first));
+        FLASHOVERLAP_CUDA_CHECK(
+            cudaMemcpyAsync(at(sent), at(source), kBytes, cudaMemcpyDeviceToDevice, writes));
+        ready[i].record(writes);
+        sends.push_back({1 - rank.rank, at(sent), kCount, &ready[i]});
+        receives.push_back({1 - rank.rank, at(received), kCount});
+      }
+      const cuda::Event first_arrived;
+      dynamic_cast<cuda::PeerReader&>(*rank.communicator)
+          .exchange_messages(sends, receives, DType::kFloat16, *stream, {.operation = "test"},
+                             {.begins = [](std::size_t) {},
+                              .arrived =
+                                  [&](std::size_t i) {
+                                    if (i == 0)
+                                      first_arrived.record(static_cast<cudaStream_t>(native_handle(*stream)));
+                                  }});
+      while (!first_arrived.has_come() && !ready[1].has_come()) {
+      }
+      const bool waited = ready[1].has_come();
+      has_first = true;
+      stream->synchronize();
+      writer->synchronize();
+      GPU_EXPECT(!waited, name_of(kind) << ": the first message waited for the second one's data");
+      const std::vector<float> expected = data_of(1 - rank.rank, 2 * kCount, DType::kFloat16).read();
+      GPU_EXPECT(received.read() == expected, name_of(kind) << ", rank " << rank.rank << ": another message");
+    });
+  }
+}
+
 // Messages between ranks that read each other's memory: each goes to its receiver, in order; what does not
 // match is said.
 GPU_TEST(messages_in_one_meeting) {
@@ -259,11 +318,12 @@ GPU_TEST(messages_in_one_meeting) {
           receives.push_back({(rank.rank + 3 - distance) % 3, element(received, at), kCount});
         }
       }
-      std::vector<std::size_t> arrived;
-      peers.exchange_messages(sends, receives, DType::kFloat16, *stream, {.operation = "test"},
-                              [&](std::size_t i) { arrived.push_back(i); });
+      std::ostringstream told;
+      const cuda::MessageHooks hooks{.begins = [&](std::size_t i) { told << "b" << i; },
+                                     .arrived = [&](std::size_t i) { told << "a" << i; }};
+      peers.exchange_messages(sends, receives, DType::kFloat16, *stream, {.operation = "test"}, hooks);
       stream->synchronize();
-      GPU_EXPECT(arrived == (std::vector<std::size_t>{0, 1, 2, 3}), "not told of every message in order");
+      GPU_EXPECT(told.str() == "b0a0b1a1b2a2b3a3", "not told of every message in order: " << told.str());
       const std::vector<float> got = received.read();
       for (int distance = 1; distance < 3; ++distance) {
         const std::vector<float> expected =
@@ -282,7 +342,7 @@ GPU_TEST(messages_in_one_meeting) {
           if (rank.rank == 1) receives = {{0, data.data(), kCount - 1}};
           dynamic_cast<cuda::PeerReader&>(*rank.communicator)
               .exchange_messages(sends, receives, DType::kFloat16, *stream, {.operation = "test"},
-                                 [](std::size_t) {});
+                                 {.begins = [](std::size_t) {}, .arrived = [](std::size_t) {}});
         },
         false);
     for (const std::string& error : errors) {
