@@ -14,6 +14,11 @@ std::int64_t heads_of_each(const AttentionShape& shape, int ranks) {
                                            " ranks");
 }
 
+// The first own tiles must not wait for the whole of the last slice that arrives, which is why slices are
+// sent in parts; here attention of the own queries comes before them, and that of fewer queries at a time
+// takes longer.
+const SliceOptions kWholeSlices{.sizes = {}, .parts = 1};
+
 class AttentionTpsp final : public Layer {
  public:
   AttentionTpsp(Place& place, const AttentionShape& shape, std::uint64_t seed,
@@ -26,7 +31,7 @@ class AttentionTpsp final : public Layer {
         own_cols_(hidden_of(own_)),
         project_in_(place.context(), gemm_options(place, shape.tokens, 3 * own_cols_, hidden_), {}, baseline),
         project_out_(place.context(), gemm_options(place, shape.tokens, hidden_, own_cols_),
-                     OverlapMethod::kTailFree, {}, baseline),
+                     OverlapMethod::kTailFree, kWholeSlices, baseline),
         values_(shape, place.dtype(), seed),
         tokens_(place, values_.tokens, hidden_, project_in_.first_row(), project_in_.num_rows(),
                 order_in_slices(shape.tokens, ranks_, project_in_.plan().grid.tile_m(), baseline.num_slices)),
