@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "flashoverlap/plan_builders.h"
 #include "flashoverlap/simulator.h"
@@ -173,6 +175,57 @@ TEST_F(TailFree, NothingShowsWhereCommunicationIsNoLongerThanComputation) {
         }
         if (HasFailure()) return;
       }
+    }
+  }
+}
+
+/// One rank's part of a trace.
+struct RankTrace {
+  std::map<std::string, Span> first_of_unit;
+  double last_tile_end_us = 0;
+  double last_transfer_begin_us = 0;
+  double last_transfer_end_us = 0;
+};
+
+RankTrace trace_of(const SimulationResult& result, std::int32_t rank) {
+  RankTrace trace;
+  for (const Span& span : result.timeline.spans) {
+    if (span.rank != rank) continue;
+    if (span.track.starts_with("compute")) {
+      const auto [first, is_new] = trace.first_of_unit.try_emplace(span.track, span);
+      if (!is_new && span.begin_us < first->second.begin_us) first->second = span;
+      if (span.kind == SpanKind::kCompute)
+        trace.last_tile_end_us = std::max(trace.last_tile_end_us, span.end_us);
+    } else if (span.kind == SpanKind::kCommunication) {
+      trace.last_transfer_begin_us = std::max(trace.last_transfer_begin_us, span.begin_us);
+      trace.last_transfer_end_us = std::max(trace.last_transfer_end_us, span.end_us);
+    }
+  }
+  return trace;
+}
+
+// The same as a trace shows it: the first tile of every unit is computed from the start of the call, without
+// a wait, and when the last tile is done, so is everything that is sent and received.
+TEST_F(TailFree, ATraceBeginsWithTilesThatWaitForNothingAndEndsWithOnesThatSendNothing) {
+  for (const Kind kind : kKinds) {
+    for (const std::int32_t world : {2, 3, 4, 8}) {
+      const Case c = random_case(kind, world, true);
+      SCOPED_TRACE(c.text());
+      const MachineProfile machine = machine_with(c.gbps(0.9));
+      const SimulationResult result =
+          simulate(c.plans(), machine, {.slow_ranks = {}, .timeline_ranks = world});
+      for (std::int32_t rank = 0; rank < world; ++rank) {
+        const RankTrace trace = trace_of(result, rank);
+        EXPECT_EQ(std::ssize(trace.first_of_unit), c.options.resources.compute_units);
+        for (const auto& [unit, span] : trace.first_of_unit) {
+          EXPECT_EQ(span.kind, SpanKind::kCompute) << "rank " << rank << ", " << unit << ": " << span.name;
+          EXPECT_LE(span.begin_us, machine.gemm.launch_us) << "rank " << rank << ", " << unit;
+        }
+        EXPECT_GT(trace.last_transfer_end_us, 0) << "rank " << rank;
+        EXPECT_LT(trace.last_transfer_begin_us, trace.last_tile_end_us) << "rank " << rank;
+        EXPECT_LE(trace.last_transfer_end_us, trace.last_tile_end_us + c.allowed_us()) << "rank " << rank;
+      }
+      if (HasFailure()) return;
     }
   }
 }
