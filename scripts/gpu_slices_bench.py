@@ -4,10 +4,10 @@ serial, slices with a collective each, and the decomposed form. Needs Python 3.8
 
     scripts/gpu_slices_bench.py --program build/cuda/cli/flashoverlap --out results
 
-Every case is run twice: once as fast as the copies go, which gives the time of its computation, and once on a link
-that is paced such that a slice's communication takes --ratio of its computation. So one GPU on which all ranks have
-SMs of their own shows what a link of any speed would (docs/benchmarks.md). What is in --out already is not run
-again; the table of all results is printed, and written to slices.md.
+Links are paced such that a slice's communication takes --ratio of its computation, which an operator's run as fast as
+the copies go tells: the operator's own, or, of a layer, that of its exchange with least to hide behind. So one GPU on
+which all ranks have SMs of their own shows what a link of any speed would (docs/benchmarks.md). What is in --out
+already is not run again; the table of all results is printed, and written to slices.md.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 BYTES = 2  # of an element
-# Of all ranks together; run as `-m M -n N -k K`. What travels, as elements of all slices: see wire_elements.
+# Run as `-m M -n N -k K`.
 OPERATORS = ("all-gather-gemm", "sharded-weight-gemm", "gradient-reduce-scatter", "gemm-reduce-scatter",
              "gemm-all-to-all-heads", "all-to-all-gemm")
 LAYERS = ("mlp-tpsp", "linear-dp", "attention-tpsp", "attention-up")
@@ -38,7 +38,17 @@ def layer_arguments(name, tokens, hidden):
     return ["run", name, "--tokens", tokens, "--heads", hidden // 128, "--head-size", 128]
 
 
-def wire_elements(name, ranks, shape, tokens, hidden):
+def hardest_exchange(layer, ranks, tokens, hidden):
+    """The operator of the layer, with its shape, that has least computation for what it sends."""
+    return {
+        "mlp-tpsp": ("all-gather-gemm", (tokens, 4 * hidden // ranks, hidden)),
+        "linear-dp": ("sharded-weight-gemm", (tokens, hidden, hidden)),
+        "attention-tpsp": ("all-gather-gemm", (tokens, 3 * hidden // ranks, hidden)),
+        "attention-up": ("gemm-all-to-all-heads", (tokens, 3 * hidden, hidden)),
+    }[layer]
+
+
+def wire_elements(operator, ranks, shape):
     """What the busiest rank sends in one call."""
     m, n, k = shape
     others = (ranks - 1) / ranks
@@ -49,16 +59,12 @@ def wire_elements(name, ranks, shape, tokens, hidden):
         "gemm-reduce-scatter": m * n,
         "gemm-all-to-all-heads": m * n / ranks,
         "all-to-all-gemm": m * k / ranks,
-        "mlp-tpsp": 2 * tokens * hidden,
-        "linear-dp": 2 * hidden * hidden,
-        "attention-tpsp": 2 * tokens * hidden,
-        "attention-up": 4 * tokens * hidden / ranks,
-    }[name]
+    }[operator]
 
 
-def paced_gbps(elements, computation_us, ranks, exchanges, ratio, latency_us):
+def paced_gbps(elements, computation_us, ranks, ratio, latency_us):
     """As `matching_link` of the command: the link on which a slice's communication takes `ratio` of its computation."""
-    transfer_us = ratio * computation_us * (ranks - 1) / ranks - ranks * exchanges * latency_us
+    transfer_us = ratio * computation_us * (ranks - 1) / ranks - ranks * latency_us
     return elements * BYTES / max(1.0, transfer_us) / 1e3
 
 
@@ -81,22 +87,43 @@ def run(command, path, limit_s):
     return json.loads(done.stdout)
 
 
-def measure(case, arguments, options, exchanges, elements):
-    """The result on the paced link, with what it was paced to; None where a run failed."""
-    base = [options.program, *map(str, arguments), "--backend", "cuda", "--dtype", "bf16", "--ranks",
-            str(options.ranks), "--comm", options.comm, "--json"]
+def command(arguments, options):
+    words = [options.program, *map(str, arguments), "--backend", "cuda", "--dtype", "bf16", "--ranks",
+             str(options.ranks), "--comm", options.comm, "--json"]
     if options.devices:
-        base += ["--devices", options.devices]
+        words += ["--devices", options.devices]
     if options.sms_communication is not None:
-        base += ["--sms-communication", str(options.sms_communication)]
-    out = Path(options.out)
-    free = run([*base, "--link-gbps", "0", "--iterations", "3"], out / f"{case}-free.json", options.limit_s)
+        words += ["--sms-communication", str(options.sms_communication)]
+    return words
+
+
+def matching_gbps(operator, shape, options):
+    """The link for it, by its GEMM on unpaced links; None where that run failed."""
+    path = Path(options.out) / f"{operator}-{'x'.join(map(str, shape))}-free.json"
+    free = run([*command(operator_arguments(operator, shape), options), "--link-gbps", "0", "--iterations", "3"], path,
+               options.limit_s)
     if free is None:
         return None
-    computation_us = free.get("gemm_us", free.get("computation_us"))
-    gbps = paced_gbps(elements, computation_us, options.ranks, exchanges, options.ratio, options.latency_us)
-    return run([*base, "--link-gbps", f"{gbps:.4g}", "--link-latency-us", str(options.latency_us), "--iterations",
-                str(options.iterations), "--decomposed"], out / f"{case}-paced.json", options.limit_s)
+    elements = wire_elements(operator, options.ranks, shape)
+    return paced_gbps(elements, free["gemm_us"], options.ranks, options.ratio, options.latency_us)
+
+
+def measure(case, options):
+    """The result on the paced link, with what it was paced to; None where a run failed."""
+    if case in LAYERS:
+        arguments = layer_arguments(case, options.tokens, options.hidden)
+        hardest = hardest_exchange(case, options.ranks, options.tokens, options.hidden)
+    else:
+        arguments = operator_arguments(case, options.shape)
+        hardest = (case, options.shape)
+    gbps = matching_gbps(*hardest, options)
+    if gbps is None:
+        return None
+    paced = ["--link-gbps", f"{gbps:.4g}", "--link-latency-us", options.latency_us, "--iterations", options.iterations]
+    words = [*command(arguments, options), *map(str, paced), "--decomposed"]
+    if options.trace:
+        words += ["--trace", str(Path(options.out) / f"{case}-trace.json")]
+    return run(words, Path(options.out) / f"{case}-paced.json", options.limit_s)
 
 
 def row(case, result):
@@ -129,7 +156,9 @@ def parse(arguments):
     parser.add_argument("--ratio", type=float, default=0.9)
     parser.add_argument("--latency-us", type=float, default=2)
     parser.add_argument("--iterations", type=int, default=7)
-    parser.add_argument("--shape", default="8192x4096x4096", help="MxNxK of the operators")
+    parser.add_argument("--trace", action="store_true", help="write a trace of one paced call of each case, too")
+    parser.add_argument("--shape", default="8192x4096x4096", help="MxNxK of the operators",
+                        type=lambda text: tuple(int(size) for size in text.split("x")))
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--cases", default=",".join(OPERATORS + LAYERS))
@@ -139,17 +168,13 @@ def parse(arguments):
 
 def main(arguments):
     options = parse(arguments)
-    shape = tuple(int(size) for size in options.shape.split("x"))
     Path(options.out).mkdir(parents=True, exist_ok=True)
     results = []
     wanted = options.cases.split(",")
     for case in wanted:
         if case not in OPERATORS + LAYERS:
             sys.exit(f"--cases: '{case}' is none of {', '.join(OPERATORS + LAYERS)}")
-        is_layer = case in LAYERS
-        words = layer_arguments(case, options.tokens, options.hidden) if is_layer else operator_arguments(case, shape)
-        elements = wire_elements(case, options.ranks, shape, options.tokens, options.hidden)
-        result = measure(case, words, options, 2 if is_layer else 1, elements)
+        result = measure(case, options)
         if result is not None:
             results.append((case, result))
     text = table(results)
