@@ -4,7 +4,8 @@
 //   FILE] [--only SUBSTRING]
 // For every shape and number of SMs: each variant with several tile orders is checked and timed briefly; the
 // best is then timed in turn with itself without signals and placement, with itself without them but with
-// gates that are all open, and with the best cuBLAS algorithm for the same number of SMs.
+// gates that are all open (of all tiles; of all but the first quarter, as where the own slice comes first),
+// and with the best cuBLAS algorithm for the same number of SMs.
 #include <cuda_profiler_api.h>
 
 #include <cstring>
@@ -119,7 +120,7 @@ struct Candidate {
   const fc::SignalGemmVariant* variant = nullptr;
   Order order{};
   std::shared_ptr<Schedule> schedule, plain_schedule;
-  std::shared_ptr<fc::PreparedGemm> gemm, plain, placed, gated;
+  std::shared_ptr<fc::PreparedGemm> gemm, plain, placed, gated, own_first;
   double us = 0;
 };
 
@@ -135,12 +136,13 @@ class ShapeBench {
         reference_(size()),
         counters_(kGroups),
         errors_(1),
-        arrivals_(kMostPositions + 1),
+        arrivals_(2 * kMostPositions + 1),
         workspace_(kWorkspaceBytes) {
     BENCH_CUDA(cudaStreamCreate(&stream_));
-    const std::vector<std::uint32_t> ones(kMostPositions + 1, 1);
-    BENCH_CUDA(
-        cudaMemcpy(arrivals_.data, ones.data(), ones.size() * sizeof(std::uint32_t), cudaMemcpyHostToDevice));
+    std::vector<std::uint32_t> words(2 * kMostPositions + 1, 1);
+    std::fill_n(words.begin(), kMostPositions, 0);
+    BENCH_CUDA(cudaMemcpy(arrivals_.data, words.data(), words.size() * sizeof(std::uint32_t),
+                          cudaMemcpyHostToDevice));
     bench::fill_random(kType, a_.data, 1LL * shape.m * shape.k, 1, stream_);
     bench::fill_random(kType, b_.data, 1LL * shape.n * shape.k, 2, stream_);
     BENCH_CUDA(cudaStreamSynchronize(stream_));
@@ -167,13 +169,16 @@ class ShapeBench {
     const std::vector<bench::Launch> pair = {contenders[best],
                                              [gemm = winner.plain](cudaStream_t s) { gemm->launch(s); },
                                              [gemm = winner.placed](cudaStream_t s) { gemm->launch(s); },
-                                             [gemm = winner.gated](cudaStream_t s) { gemm->launch(s); }};
+                                             [gemm = winner.gated](cudaStream_t s) { gemm->launch(s); },
+                                             [gemm = winner.own_first](cudaStream_t s) { gemm->launch(s); }};
     const std::vector<double> pair_us = timer.compare_us(pair, options.rounds, options.pause_ms);
     const double tflops = 2.0 * shape_.m * shape_.n * shape_.k * 1e-6;
-    std::printf("%5d x %5d x %5d %4d | %8.1f %6.1f | %8.1f %6.1f | %6.3f | %6.4f %6.4f %6.4f | %s %s%d\n",
-                shape_.m, shape_.n, shape_.k, num_sms, us[0], tflops / us[0], us[best], tflops / us[best],
-                us[0] / us[best], pair_us[0] / pair_us[1], pair_us[2] / pair_us[1], pair_us[3] / pair_us[1],
-                winner.variant->name, winner.order.bands_of_rows ? "rows" : "cols", winner.order.width);
+    std::printf(
+        "%5d x %5d x %5d %4d | %8.1f %6.1f | %8.1f %6.1f | %6.3f | %6.4f %6.4f %6.4f %6.4f | %s %s%d\n",
+        shape_.m, shape_.n, shape_.k, num_sms, us[0], tflops / us[0], us[best], tflops / us[best],
+        us[0] / us[best], pair_us[0] / pair_us[1], pair_us[2] / pair_us[1], pair_us[3] / pair_us[1],
+        pair_us[4] / pair_us[1], winner.variant->name, winner.order.bands_of_rows ? "rows" : "cols",
+        winner.order.width);
     std::fflush(stdout);
     if (options.soak_ms > 0)
       soak(timer, {contenders[0], contenders[best], pair[1]}, {us[0], us[best], us[best]}, options.soak_ms);
@@ -289,12 +294,14 @@ class ShapeBench {
     candidate.placed = variant.prepare(args);
     args.tables = candidate.plain_schedule->tables;
     candidate.plain = variant.prepare(args);
-    // Every tile needs one arrival, which is there.
+    // Tiles need one arrival, which is there, or none.
     if (args.tables.num_positions <= kMostPositions) {
-      args.gates.arrivals = arrivals_.data;
-      args.gates.needed = arrivals_.data + 1;
+      args.gates.arrivals = arrivals_.data + 2 * kMostPositions;
+      args.gates.needed = arrivals_.data + kMostPositions;
     }
     candidate.gated = variant.prepare(args);
+    args.gates.needed -= args.gates.needed == nullptr ? 0 : args.tables.num_positions / 4;
+    candidate.own_first = variant.prepare(args);
     return candidate;
   }
 
@@ -344,7 +351,7 @@ class ShapeBench {
   Buffer<Element> a_, b_, d_, packed_, reference_;
   Buffer<std::uint32_t> counters_;
   Buffer<unsigned> errors_;
-  Buffer<std::uint32_t> arrivals_;  // all ones
+  Buffer<std::uint32_t> arrivals_;  // [kMostPositions] zeros, as many ones, and the arrivals: one
   Buffer<std::uint8_t> workspace_;
 };
 
@@ -397,7 +404,7 @@ int main(int argc, char** argv) {
               properties.multiProcessorCount, cublasLtGetVersion(), options.rounds, 2);
   std::printf(
       "#     m       n       k  SMs |  cuBLAS us TFLOP/s | signal us TFLOP/s | cuBLAS/signal | "
-      "signal+placement/plain placement/plain gated/plain | best\n");
+      "signal+placement/plain placement/plain gated/plain own-first/plain | best\n");
   std::unique_ptr<std::ofstream> csv;
   if (!options.csv.empty()) {
     csv = std::make_unique<std::ofstream>(options.csv);
