@@ -471,6 +471,7 @@ void CudaExecutor::enqueue(Call& call) {
     if (counted && call.prepared.any_group_awaited())
       call.prepared.tables(call.operands).reset_counters(call.stream);
     if (call.mode == Mode::kRun) enqueue_restore(call);
+    if (call.mode == Mode::kPlainGemm) enqueue_plain_epilogue(call);
     if (call.puts) {
       window_->end_call(call.prepared.puts()->table(), options_.poison_workspace, call.stream);
       consumers_->end_call(call.stream);
@@ -543,6 +544,27 @@ RestoreParams CudaExecutor::restore_params(const Call& call, const PreparedCudaP
     }
   }
   return params;
+}
+
+// Where the product is the output, its epilogue is part of what is computed, however it is sent; where it is
+// a partial sum it has none.
+void CudaExecutor::enqueue_plain_epilogue(Call& call) {
+  if (is_plain(call.operands.epilogue) || !call.prepared.product_is_output()) return;
+  const OverlapPlan& plan = call.plan();
+  void* const product = call.prepared.plain_output();
+  call.log.begin(call.stream, "restore", "epilogue", SpanKind::kEpilogue);
+  launch_restore({.dtype = plan.dtype,
+                  .rows = plan.output_rows,
+                  .n = plan.output_cols,
+                  .source = product,
+                  .source_ld = plan.output_cols,
+                  .sums = {},
+                  .restore = {},
+                  .out = product,
+                  .ldo = plan.output_cols,
+                  .epilogue = call.operands.epilogue},
+                 call.stream);
+  call.log.end(call.stream);
 }
 
 }  // namespace cuda

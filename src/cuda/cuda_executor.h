@@ -104,6 +104,7 @@ class CudaExecutor final : public Executor {
   void wait_for_group(const Call& call, std::int64_t group, cudaStream_t stream);
   void enqueue_restore(Call& call);
   [[nodiscard]] RestoreParams restore_params(const Call& call, const PreparedCudaPlan::RestoreRun& run) const;
+  void enqueue_plain_epilogue(Call& call);
   void fill_for_empty_k(Call& call);
   CudaStream& channel(std::int32_t index);
   /// Of what other ranks read.

@@ -164,6 +164,11 @@ void PreparedCudaPlan::make_tables(const GateTables& gates) {
   }
 }
 
+bool PreparedCudaPlan::product_is_output() const {
+  return plan_.restore.bands.empty() && plan_.packed_size == 0 && !transfers_output_ &&
+         plan_.grid.rows() == plan_.output_rows && plan_.grid.cols() == plan_.output_cols;
+}
+
 // Where it is quicker than a pass over the output behind the GEMM. Measured (docs/gpu-measurements.md): in
 // pingpong kernels it always is, of fewer columns than were measured exponentials are left out; in
 // cooperative kernels a bias and a residual are quicker, activations are not.

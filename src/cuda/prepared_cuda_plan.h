@@ -68,6 +68,8 @@ class PreparedCudaPlan {
   [[nodiscard]] bool transfers_input() const { return transfers_input_; }
   [[nodiscard]] bool transfers_weight() const { return transfers_weight_; }
   [[nodiscard]] bool transfers_output() const { return transfers_output_; }
+  /// Whether what the GEMM stores is the output as it is, of no other rank and for none.
+  [[nodiscard]] bool product_is_output() const;
   /// Whether ranks send each other parts of the product, one by one. If so, then all of them.
   [[nodiscard]] bool sends_results() const {
     return plan_.messages_per_pair > 0 && !transfers_input_ && !transfers_weight_;
