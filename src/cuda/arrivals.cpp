@@ -235,6 +235,19 @@ GateTables gate_tables(const OverlapPlan& plan, const std::vector<TransferStep>&
   return tables;
 }
 
+std::int64_t tiles_to_begin(const OverlapPlan& plan, const GateTables& tables, std::int64_t turn) {
+  const std::int64_t tiles = std::ssize(plan.schedule);
+  if (tables.blocks < 2 || turn < 1 || turn > tiles || tables.start.front() > 0) return 0;
+  const auto last_gate = [&](std::int64_t position) {
+    return tables.start[as_index((position + 1) * tables.blocks - 1)];
+  };
+  std::int64_t first_strip = 1;
+  while (first_strip < tiles && last_gate(first_strip) == last_gate(0)) ++first_strip;
+  const std::int64_t own_depth = plan.input_blocks.front().depth;
+  const std::int64_t as_long = first_strip * (plan.grid.k() - own_depth) / own_depth;
+  return std::max(turn, std::min(as_long, tiles / 2) / turn * turn);
+}
+
 std::vector<std::uint32_t> start_with_begun(const GateTables& tables, std::int64_t begun) {
   std::vector<std::uint32_t> start(as_index(begun * tables.blocks), 0);
   for (std::int64_t p = 0; p < begun; ++p)

@@ -52,6 +52,13 @@ struct GateTables {
 /// a gate: in one call with what others send here, it could wait for a tile that waits for it.
 [[nodiscard]] GateTables gate_tables(const OverlapPlan& plan, const std::vector<TransferStep>& steps);
 
+/// How many tiles to begin with the first block alone, where that waits for nothing and there are others:
+/// whole turns of all units, `turn` tiles each, that take no longer than the first strip of the other blocks
+/// takes to arrive where communication takes as long as computation, and are no more than half of all tiles;
+/// but at least one turn, if there are so many tiles.
+[[nodiscard]] std::int64_t tiles_to_begin(const OverlapPlan& plan, const GateTables& tables,
+                                          std::int64_t turn);
+
 /// `start` where the first `begun` tiles come twice, first for the first block alone.
 [[nodiscard]] std::vector<std::uint32_t> start_with_begun(const GateTables& tables, std::int64_t begun);
 

@@ -51,7 +51,7 @@ DevicePlan::DevicePlan(int device, const OverlapPlan& plan, const SignalGemmVari
              .slab_rows_of = data_of<std::int32_t>(slab_rows_of_),
              .slab_rows = host.slab_rows};
   plain_tables_.schedule = data_of<TileWork>(plain_schedule_);
-  plain_tables_.num_positions = tables_.num_positions;
+  plain_tables_.num_positions = static_cast<std::int32_t>(host.plain_schedule.size());
   restore_ = {.rows = data_of<DeviceRow>(rows_),
               .pieces = data_of<DevicePiece>(pieces_),
               .piece_cols = host.piece_cols,

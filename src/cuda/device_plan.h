@@ -30,7 +30,7 @@ struct HostTables {
 
 /// Throws Error(kUnsupported) for sizes beyond 2^31 - 1 rows or columns, and Error(kBadArgument) where the
 /// plan's tiles are larger than 32767. Gates are another table (arrivals.h). The first `begun` tiles come
-/// twice: see SignalGemmArguments.
+/// twice in `schedule`: see SignalGemmArguments.
 [[nodiscard]] HostTables make_host_tables(const OverlapPlan& plan, std::int64_t begun = 0);
 
 /// The tables of one plan on a device, with the counting table of its groups.

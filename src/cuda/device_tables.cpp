@@ -172,7 +172,6 @@ HostTables make_host_tables(const OverlapPlan& plan, std::int64_t begun) {
   HostTables tables;
   make_schedule(plan, tables);
   begin_tiles(tables.schedule, begun);
-  begin_tiles(tables.plain_schedule, begun);
   make_restore(plan, tables);
   return tables;
 }

@@ -180,13 +180,11 @@ bool PreparedCudaPlan::fuses_epilogue(const Epilogue& epilogue) const {
   return is_cheap || plan_.grid.k() >= kColumnsOfExponential;
 }
 
-// One turn of all units where there are more tiles than that: while it lasts, the first strip of the others'
-// columns arrives. What is begun costs a tile of float32 written and read again.
+// What is begun costs a tile of float32 written and read again.
 std::int64_t PreparedCudaPlan::begun_tiles(const SignalGemmVariant& variant, const GateTables& gates) const {
-  if (variant.walk == 0 || !is_gated() || is_decomposed() || plan_.input_blocks.size() < 2) return 0;
+  if (variant.walk == 0 || !is_gated() || is_decomposed()) return 0;
   const std::int64_t turn = static_cast<std::int64_t>(gemm_sms_ / variant.blocks_per_tile) * variant.walk;
-  if (turn == 0 || turn > plan_.grid.num_tiles() || gates.start.front() > 0) return 0;
-  return turn;
+  return tiles_to_begin(plan_, gates, turn);
 }
 
 const PreparedCudaPlan::VariantTables& PreparedCudaPlan::tables_of(const SignalGemmVariant& variant) const {
@@ -353,8 +351,10 @@ SignalGemmArguments PreparedCudaPlan::arguments_of(const Operands& operands, con
   // Where no transfer follows a group, or by an event, nobody waits, and nobody would set the counters back.
   const bool counts = !plain && call.launch != Launch::kDecomposed && any_group_awaited_;
   arguments.counters = counts ? tables.plan->counters() : nullptr;
-  arguments.begun = static_cast<int>(tables.begun);
-  arguments.sums = tables.begun > 0 ? begun_sums() : nullptr;
+  if (!plain && tables.begun > 0) {
+    arguments.begun = static_cast<int>(tables.begun);
+    arguments.sums = begun_sums();
+  }
   return arguments;
 }
 

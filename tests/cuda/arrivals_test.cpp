@@ -278,6 +278,36 @@ TEST_F(ArrivalsTest, TilesTakeBlocksAsTheyArrive) {
   }
 }
 
+// Three ranks with a third of the columns each, four strips of one row of two tiles: while the columns of a
+// strip arrive, the own ones of twice as many tiles are computed.
+TEST_F(ArrivalsTest, TilesAreBegunWhileTheFirstStripArrives) {
+  const HeadSlices heads{.rows = {}, .columns = {.sizes = {}, .parts = 4}};
+  const auto begun_of = [](const OverlapPlan& plan, std::int64_t turn) {
+    return tiles_to_begin(plan, gate_tables(plan, transfer_steps(plan)), turn);
+  };
+  for (const OverlapPlan& plan :
+       plans_of(test::small_product(3, 3 * 64, 48, 24),
+                [&](const PlanOptions& own) { return plan_all_to_all_gemm(own, heads); })) {
+    EXPECT_EQ(begun_of(plan, 1), 4);
+    EXPECT_EQ(begun_of(plan, 2), 4);
+    EXPECT_EQ(begun_of(plan, 3), 3);
+    EXPECT_EQ(begun_of(plan, 5), 5);  // at least a turn
+    EXPECT_EQ(begun_of(plan, 9), 0);
+  }
+  // Half of the tiles where columns arrive in one strip; none where there are no blocks.
+  const HeadSlices whole{.rows = {}, .columns = {.sizes = {}, .parts = 1}};
+  for (const OverlapPlan& plan :
+       plans_of(test::small_product(3, 3 * 64, 48, 24),
+                [&](const PlanOptions& own) { return plan_all_to_all_gemm(own, whole); })) {
+    EXPECT_EQ(begun_of(plan, 1), 4);
+  }
+  for (const OverlapPlan& plan : plans_of(test::small_product(3, 3 * 64, 48, 24), [](const PlanOptions& own) {
+         return plan_all_gather_gemm(own, {});
+       })) {
+    EXPECT_EQ(begun_of(plan, 1), 0);
+  }
+}
+
 TEST_F(ArrivalsTest, SerialPlansWaitForAll) {
   for (const OverlapPlan& plan : plans_of(test::small_product(3, 96, 48, 24), [](const PlanOptions& own) {
          return plan_serial_all_to_all_gemm(own, {});
