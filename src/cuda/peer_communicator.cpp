@@ -191,7 +191,11 @@ class PeerCommunicator final : public Communicator, public PeerReader {
         hooks.begins(i);
         PeerCopyParams params{};
         add_copy(params, message.data, receives[i].data, receives[i].count);
-        pace(static_cast<double>(receives[i].count * size_of(dtype)), on, [&] { copy(params, dtype, on); });
+        // The link goes on with a message that has been waiting for it; what happens on the device between
+        // two takes it no time.
+        const PaceFrom from = i > 0 && message.ready == nullptr ? PaceFrom::kLastEnd : PaceFrom::kNow;
+        pace(static_cast<double>(receives[i].count * size_of(dtype)), on, from,
+             [&] { copy(params, dtype, on); });
         hooks.arrived(i);
       }
     });
@@ -356,18 +360,21 @@ class PeerCommunicator final : public Communicator, public PeerReader {
   template <class Work>
   void run_paced(PeerCall call, Stream& stream, double wire_bytes, Work&& work) {
     run(std::move(call), stream, [&](const std::vector<PeerCall>& calls, cudaStream_t on) {
-      pace(wire_bytes, on, [&] { work(calls, on); });
+      pace(wire_bytes, on, PaceFrom::kNow, [&] { work(calls, on); });
     });
   }
 
-  /// Puts `work` into the stream such that it takes no less time than the link does for `wire_bytes`.
+  enum class PaceFrom { kNow, kLastEnd };
+
+  /// Puts `work` into the stream such that it is done no sooner than the link would be with `wire_bytes`,
+  /// begun now or when the paced work before it in this stream ended.
   template <class Work>
-  void pace(double wire_bytes, cudaStream_t on, Work&& work) {
+  void pace(double wire_bytes, cudaStream_t on, PaceFrom from, Work&& work) {
     const double wire_us =
         options_.link.bandwidth_gbps > 0 ? wire_bytes / (options_.link.bandwidth_gbps * 1e3) : 0;
     const double paced_us = size() > 1 ? wire_us + options_.link.latency_us : 0;
     auto* const begin = static_cast<std::uint64_t*>(pace_begin_.data());
-    if (paced_us > 0) launch_pace_begin(begin, on);
+    if (paced_us > 0 && from == PaceFrom::kNow) launch_pace_begin(begin, on);
     work();
     if (paced_us > 0) launch_pace_end(begin, static_cast<std::uint64_t>(paced_us * 1e3), on);
   }

@@ -136,9 +136,11 @@ __global__ void pace_begin_kernel(std::uint64_t* begin_ns) {
   *begin_ns = ptx::global_timer_ns();
 }
 
-__global__ void pace_end_kernel(const std::uint64_t* begin_ns, std::uint64_t duration_ns) {
+__global__ void pace_end_kernel(std::uint64_t* begin_ns, std::uint64_t duration_ns) {
   const std::uint64_t end = *begin_ns + duration_ns;
-  while (ptx::global_timer_ns() < end) __nanosleep(200);
+  std::uint64_t now = ptx::global_timer_ns();
+  *begin_ns = now < end ? end : now;
+  for (; now < end; now = ptx::global_timer_ns()) __nanosleep(200);
 }
 
 bool is_aligned(const void* pointer) {
@@ -216,7 +218,7 @@ void launch_pace_begin(std::uint64_t* begin_ns, cudaStream_t stream) {
   FLASHOVERLAP_CUDA_CHECK(cudaGetLastError());
 }
 
-void launch_pace_end(const std::uint64_t* begin_ns, std::uint64_t duration_ns, cudaStream_t stream) {
+void launch_pace_end(std::uint64_t* begin_ns, std::uint64_t duration_ns, cudaStream_t stream) {
   pace_end_kernel<<<1, 1, 0, stream>>>(begin_ns, duration_ns);
   FLASHOVERLAP_CUDA_CHECK(cudaGetLastError());
 }

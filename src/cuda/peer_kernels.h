@@ -34,9 +34,10 @@ struct PeerCopyParams {
 void launch_peer_reduce(const PeerReduceParams& params, DType dtype, int max_ctas, cudaStream_t stream);
 void launch_peer_copy(const PeerCopyParams& params, DType dtype, int max_ctas, cudaStream_t stream);
 
-/// Notes the device's time in `*begin_ns`; holds the stream until `duration_ns` after that.
+/// Notes the device's time in `*begin_ns`; holds the stream until `duration_ns` after that, and notes when
+/// that was: there the link takes up what comes next, if it waits already.
 void launch_pace_begin(std::uint64_t* begin_ns, cudaStream_t stream);
-void launch_pace_end(const std::uint64_t* begin_ns, std::uint64_t duration_ns, cudaStream_t stream);
+void launch_pace_end(std::uint64_t* begin_ns, std::uint64_t duration_ns, cudaStream_t stream);
 
 /// Loads all of them on the current device.
 void load_peer_kernels();

@@ -28,7 +28,7 @@ class Lateness {
         return std::this_thread::sleep_for(std::chrono::microseconds(us));
       case 1:
         cuda::launch_pace_begin(static_cast<std::uint64_t*>(begin_ns_.data()), stream_);
-        return cuda::launch_pace_end(static_cast<const std::uint64_t*>(begin_ns_.data()), us * 1000, stream_);
+        return cuda::launch_pace_end(static_cast<std::uint64_t*>(begin_ns_.data()), us * 1000, stream_);
       default:
         return;
     }
