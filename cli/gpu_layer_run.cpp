@@ -39,8 +39,8 @@ void measure_rank(const std::shared_ptr<Communicator>& communicator, const CudaO
     return timer.time_us(*communicator, *stream, kCalls, call);
   };
   measure_layer_rank(
-      {.layer = *persistent.layer, .decomposed = decomposed ? decomposed->layer.get() : nullptr}, time_us,
-      communicator->rank(), run, shared);
+      {.layer = *persistent.layer, .decomposed = decomposed ? decomposed->layer.get() : nullptr},
+      {.time_us = time_us, .meet = [&] { meet(*communicator); }}, communicator->rank(), run, shared);
 }
 
 }  // namespace

@@ -69,6 +69,8 @@ class GpuSlicedRank final : public SlicedCalls {
   const Matrix& run_afresh(GemmOperator& op, Method method, Timeline* timeline) {
     data_.out().poison();
     write_to(device_, out_, data_.out());
+    // So that a timeline shows what ranks wait for that begin together.
+    meet(communicator_);
     run(op, method, Mode::kRun, timeline);
     read_from(out_, data_.out(), *stream_);
     return data_.out();

@@ -46,9 +46,11 @@ void keep_medians(const LayerTimes& times, LayerResult& result) {
   result.communication_us = core::median(times.communication);
 }
 
-/// Calls it on poisoned outputs, and compares with the whole layer.
-void check(layers::Layer& layer, Method method, SharedLayer& shared, Timeline* timeline = nullptr) {
+/// Calls it on poisoned outputs, on all ranks together, and compares with the whole layer.
+void check(layers::Layer& layer, Method method, const LayerClock& clock, SharedLayer& shared,
+           Timeline* timeline = nullptr) {
   layer.poison();
+  clock.meet();
   layer.run(method, Mode::kRun, timeline);
   const double error = layer.error(method);
   const std::lock_guard lock(shared.mutex);
@@ -60,16 +62,16 @@ void check(layers::Layer& layer, Method method, SharedLayer& shared, Timeline* t
 
 }  // namespace
 
-void measure_layer_rank(const LayerForms& forms, const TimeCall& time_us, int rank, const LayerRun& run,
+void measure_layer_rank(const LayerForms& forms, const LayerClock& clock, int rank, const LayerRun& run,
                         SharedLayer& shared) {
   layers::Layer& layer = forms.layer;
-  check(layer, Method::kSerial, shared);
+  check(layer, Method::kSerial, clock, shared);
   const layers::Values serial_output = layer.output();
-  const LayerTimes times = time_layer(forms, time_us, run.iterations);
-  if (forms.decomposed != nullptr) check(*forms.decomposed, Method::kOverlap, shared);
-  if (layer.has_sliced()) check(layer, Method::kSliced, shared);
+  const LayerTimes times = time_layer(forms, clock.time_us, run.iterations);
+  if (forms.decomposed != nullptr) check(*forms.decomposed, Method::kOverlap, clock, shared);
+  if (layer.has_sliced()) check(layer, Method::kSliced, clock, shared);
   Timeline timeline;
-  check(layer, Method::kOverlap, shared, &timeline);
+  check(layer, Method::kOverlap, clock, shared, &timeline);
   const bool same = layer.output() == serial_output;
   const std::lock_guard lock(shared.mutex);
   LayerResult& result = shared.result;

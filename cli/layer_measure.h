@@ -72,6 +72,11 @@ struct SharedLayer {
 
 /// Microseconds of one call, the slowest rank's. Collective.
 using TimeCall = std::function<double(const std::function<void()>& call)>;
+/// How calls are timed, and how ranks wait for each other before one that is checked. Collective.
+struct LayerClock {
+  TimeCall time_us;
+  std::function<void()> meet;
+};
 
 /// The layer, and the same in the decomposed form (GemmForm); null where that is not measured.
 struct LayerForms {
@@ -80,7 +85,7 @@ struct LayerForms {
 };
 
 /// Checks all methods on poisoned outputs, and measures them in turn; medians are those of rank 0.
-void measure_layer_rank(const LayerForms& forms, const TimeCall& time_us, int rank, const LayerRun& run,
+void measure_layer_rank(const LayerForms& forms, const LayerClock& clock, int rank, const LayerRun& run,
                         SharedLayer& shared);
 
 /// As on the CPU, on GPUs. Error(kUnsupported) in a build without CUDA, where there is no device, and for

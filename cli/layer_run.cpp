@@ -79,8 +79,9 @@ LayerResult measure(const LayerRun& run) {
               CpuLayerRank rank(communicator, run);
               measure_layer_rank(
                   {.layer = rank.layer()},
-                  [&](const std::function<void()>& call) { return rank.time_us(call); }, communicator->rank(),
-                  run, shared);
+                  {.time_us = [&](const std::function<void()>& call) { return rank.time_us(call); },
+                   .meet = [&] { meet(*communicator); }},
+                  communicator->rank(), run, shared);
               if (communicator->rank() == 0) result.threads = rank.num_threads();
             });
   result.machine = fmt::format("cpu backend, {} compute thread{} per rank", result.threads,

@@ -60,6 +60,10 @@ std::string text_of_bound(double bound_us, double total_us, const char* computat
                      computation, total_us > 0 ? bound_us / total_us : 0);
 }
 
+void meet(Communicator& communicator) {
+  communicator.exchange(std::uint64_t{0}, {.operation = "start of a checked call"});
+}
+
 double slowest_us(Communicator& communicator, const std::function<void()>& call) {
   communicator.exchange(std::uint64_t{0}, {.operation = "start of a measured call"});
   const auto begin = std::chrono::steady_clock::now();

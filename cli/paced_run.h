@@ -38,6 +38,9 @@ std::string text_of_exposed(double total_us, double exposed_us, double communica
 /// "0.7 ms  (the longer of GEMM and communication), 0.95 of it reached". `computation`: what it is called.
 std::string text_of_bound(double bound_us, double total_us, const char* computation);
 
+/// Until all ranks are here. Collective.
+void meet(Communicator& communicator);
+
 /// The slowest rank's time of one call. Collective.
 double slowest_us(Communicator& communicator, const std::function<void()>& call);
 
