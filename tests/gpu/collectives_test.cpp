@@ -1,14 +1,13 @@
 // The GPU communicators: every collective, even and uneven counts, exact data.
-#include <atomic>
-#include <chrono>
 #include <numeric>
-#include <thread>
 
 #include "check.h"
+#include "device.h"
 #include "flashoverlap/cuda_context.h"
 #include "gpu_matrix.h"
 #include "gpu_ranks.h"
 #include "gpu_test.h"
+#include "peer_kernels.h"
 #include "peer_reader.h"
 
 namespace flashoverlap::gpu_test {
@@ -233,57 +232,42 @@ GPU_TEST(calls_that_do_not_match) {
   }
 }
 
-/// Until the flag is set; a stream's.
-static void wait_for_flag(void* flag) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (!*static_cast<std::atomic<bool>*>(flag) && std::chrono::steady_clock::now() < end)
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-}
-
-// Each message waits for its own data: the second is written only once the first has been copied.
+// Each message waits for its own data, which is written late, one after the other.
 GPU_TEST(messages_wait_for_what_is_ready) {
   if (ranks_are_processes()) throw Skip("events of other processes are not known");
   constexpr std::int64_t kCount = 1000;
+  constexpr std::int64_t kMessages = 3;
   constexpr std::size_t kBytes = 2 * kCount;
+  constexpr std::uint64_t kDelayNs = 2'000'000;
   for (const CommunicatorKind kind : {CommunicatorKind::kLocal, CommunicatorKind::kCopyEngine}) {
     shared_group(2, kind).run([&](Rank& rank) {
       const auto stream = rank.communicator->make_stream("copies");
       const auto writer = make_cuda_stream(rank.options);
       auto* const writes = static_cast<cudaStream_t>(native_handle(*writer));
-      const DeviceMatrix source = data_of(rank.rank, 2 * kCount, DType::kFloat16);
-      DeviceMatrix sent(1, 2 * kCount, 2 * kCount, DType::kFloat16);
-      DeviceMatrix received(1, 2 * kCount, 2 * kCount, DType::kFloat16);
-      const cuda::Event ready[2];
-      std::atomic<bool> has_first = false;
+      cuda::DeviceBuffer begin(rank.options.device, 64, "a delay of a test");
+      const DeviceMatrix source = data_of(rank.rank, kMessages * kCount, DType::kFloat16);
+      DeviceMatrix sent(1, kMessages * kCount, kMessages * kCount, DType::kFloat16);
+      DeviceMatrix received(1, kMessages * kCount, kMessages * kCount, DType::kFloat16);
+      const std::vector<cuda::Event> ready(kMessages);
       std::vector<cuda::PeerMessage> sends, receives;
-      for (std::size_t i = 0; i < 2; ++i) {
+      for (std::size_t i = 0; i < ready.size(); ++i) {
         const auto at = [&](const DeviceMatrix& matrix) {
           return static_cast<char*>(matrix.data()) + i * kBytes;
         };
-        if (i == 1) FLASHOVERLAP_CUDA_CHECK(cudaLaunchHostFunc(writes, wait_for_flag, &has_first));
+        cuda::launch_pace_begin(static_cast<std::uint64_t*>(begin.data()), writes);
+        cuda::launch_pace_end(static_cast<std::uint64_t*>(begin.data()), kDelayNs, writes);
         FLASHOVERLAP_CUDA_CHECK(
             cudaMemcpyAsync(at(sent), at(source), kBytes, cudaMemcpyDeviceToDevice, writes));
         ready[i].record(writes);
         sends.push_back({1 - rank.rank, at(sent), kCount, &ready[i]});
         receives.push_back({1 - rank.rank, at(received), kCount});
       }
-      const cuda::Event first_arrived;
       dynamic_cast<cuda::PeerReader&>(*rank.communicator)
           .exchange_messages(sends, receives, DType::kFloat16, *stream, {.operation = "test"},
-                             {.begins = [](std::size_t) {},
-                              .arrived =
-                                  [&](std::size_t i) {
-                                    if (i == 0)
-                                      first_arrived.record(static_cast<cudaStream_t>(native_handle(*stream)));
-                                  }});
-      while (!first_arrived.has_come() && !ready[1].has_come()) {
-      }
-      const bool waited = ready[1].has_come();
-      has_first = true;
+                             {.begins = [](std::size_t) {}, .arrived = [](std::size_t) {}});
       stream->synchronize();
       writer->synchronize();
-      GPU_EXPECT(!waited, name_of(kind) << ": the first message waited for the second one's data");
-      const std::vector<float> expected = data_of(1 - rank.rank, 2 * kCount, DType::kFloat16).read();
+      const std::vector<float> expected = data_of(1 - rank.rank, kMessages * kCount, DType::kFloat16).read();
       GPU_EXPECT(received.read() == expected, name_of(kind) << ", rank " << rank.rank << ": another message");
     });
   }
