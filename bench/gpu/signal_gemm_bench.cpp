@@ -176,8 +176,8 @@ class ShapeBench {
     std::printf(
         "%5d x %5d x %5d %4d | %8.1f %6.1f | %8.1f %6.1f | %6.3f | %6.4f %6.4f %6.4f %6.4f | %s %s%d\n",
         shape_.m, shape_.n, shape_.k, num_sms, us[0], tflops / us[0], us[best], tflops / us[best],
-        us[0] / us[best], pair_us[0] / pair_us[1], pair_us[2] / pair_us[1], pair_us[3] / pair_us[1],
-        pair_us[4] / pair_us[1], winner.variant->name, winner.order.bands_of_rows ? "rows" : "cols",
+        us[0] / us[best], pair_us[0] / pair_us[1], pair_us[2] / pair_us[1], pair_us[3] / pair_us[0],
+        pair_us[4] / pair_us[0], winner.variant->name, winner.order.bands_of_rows ? "rows" : "cols",
         winner.order.width);
     std::fflush(stdout);
     if (options.soak_ms > 0)
@@ -404,7 +404,7 @@ int main(int argc, char** argv) {
               properties.multiProcessorCount, cublasLtGetVersion(), options.rounds, 2);
   std::printf(
       "#     m       n       k  SMs |  cuBLAS us TFLOP/s | signal us TFLOP/s | cuBLAS/signal | "
-      "signal+placement/plain placement/plain gated/plain own-first/plain | best\n");
+      "signal+placement/plain placement/plain gated/signal own-first/signal | best\n");
   std::unique_ptr<std::ofstream> csv;
   if (!options.csv.empty()) {
     csv = std::make_unique<std::ofstream>(options.csv);
