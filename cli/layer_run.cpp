@@ -8,11 +8,13 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "core/fail.h"
 #include "core/median.h"
 #include "files.h"
 #include "flashoverlap/in_process.h"
 #include "format.h"
 #include "layer_measure.h"
+#include "layer_options.h"
 #include "option_values.h"
 #include "sliced_options.h"
 
@@ -23,8 +25,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using layers::Layer;
-
-constexpr std::int64_t kMost = std::int64_t{1} << 20U;
 
 /// One rank on threads of the CPU.
 class CpuLayerRank {
@@ -173,19 +173,32 @@ int run_layer(const LayerRun& options) {
   return kExitFailure;
 }
 
-/// One layer's subcommand; `add_shape` adds its sizes and returns what is called after parsing.
-void add_layer(CLI::App& parent, Action& action, const char* name, const char* description, bool has_slices,
-               const std::function<std::function<void(LayerRun&)>(CLI::App&)>& add_shape) {
-  CLI::App& sub = *parent.add_subcommand(name, description);
+MakeLayer maker_of(const std::shared_ptr<const LayerSizes>& sizes) {
+  return [sizes](layers::Place& place, std::uint64_t seed, const BaselineOptions& baseline) {
+    switch (sizes->kind) {
+      case LayerKind::kMlpTpsp:
+        return layers::make_mlp_tpsp(place, sizes->mlp, seed, baseline);
+      case LayerKind::kLinearDp:
+        return layers::make_linear_dp(place, sizes->linear, seed, baseline);
+      case LayerKind::kAttentionTpsp:
+        return layers::make_attention_tpsp(place, sizes->attention, seed, baseline);
+      case LayerKind::kAttentionUp:
+        return layers::make_attention_up(place, sizes->attention, seed);
+    }
+    core::fail(ErrorKind::kInternal, "layer {} is not known here", static_cast<int>(sizes->kind));
+  };
+}
+
+Action add_layer(CLI::App& sub, const std::shared_ptr<LayerSizes>& sizes) {
   const auto run = std::make_shared<LayerRun>();
-  run->name = name;
-  const auto fill_in = add_shape(sub);
+  run->name = name_of(sizes->kind);
+  run->make = maker_of(sizes);
   const auto integer = [&](const char* option, std::int64_t& value, IntegerRange range, const char* text) {
     add_integer(sub, option, value, range, text)->default_str(std::to_string(value));
   };
   integer("--ranks", run->ranks, {1, 64}, "World size: ranks are threads of this process");
   add_choice(sub, "--dtype", run->dtype, {"f32", "bf16", "f16"}, "Element type")->default_str(run->dtype);
-  if (has_slices) {
+  if (sizes->kind != LayerKind::kAttentionUp) {
     integer("--baseline-slices", run->baseline_slices, {1, 1024},
             "Slices of the baseline with one collective for each");
   } else {
@@ -200,77 +213,17 @@ void add_layer(CLI::App& parent, Action& action, const char* name, const char* d
   sub.add_flag("--json", run->json, "Print one JSON object instead of the table");
   sub.add_option("--trace", run->trace_path, "Write the last call as Chrome trace events")->type_name("FILE");
   add_seed(sub, run->seed);
-  sub.callback([&sub, run, fill_in, &action] {
-    require_options_behind(sub);
-    action = [run, fill_in] {
-      fill_in(*run);
-      return run_layer(*run);
-    };
-  });
-}
-
-CLI::Option* add_size(CLI::App& sub, const char* name, std::int64_t& value, const char* description) {
-  return add_integer(sub, name, value, {1, kMost}, description)->default_str(std::to_string(value));
-}
-
-void require_multiple(const char* name, std::int64_t value, std::int64_t ranks) {
-  if (value % ranks == 0) return;
-  throw CLI::ValidationError(
-      name, fmt::format("'{}' is not accepted; expected a multiple of the {} ranks", value, ranks));
-}
-
-/// `tpsp`: with tensor and sequence parallelism; otherwise Ulysses.
-void add_attention(CLI::App& parent, Action& action, const char* name, const char* description, bool tpsp) {
-  add_layer(parent, action, name, description, tpsp, [tpsp](CLI::App& sub) {
-    const auto shape = std::make_shared<layers::AttentionShape>(layers::AttentionShape{512, 8, 32});
-    add_size(sub, "--tokens", shape->tokens, "Of all ranks");
-    add_size(sub, "--heads", shape->heads, tpsp ? "Of all ranks: a multiple of --ranks" : "Of all ranks");
-    add_size(sub, "--head-size", shape->head_size, "Columns of a head");
-    return [shape, tpsp](LayerRun& run) {
-      if (tpsp) require_multiple("--heads", shape->heads, run.ranks);
-      run.shape =
-          fmt::format("tokens={} heads={} head-size={}", shape->tokens, shape->heads, shape->head_size);
-      run.make = [shape, tpsp](layers::Place& place, std::uint64_t seed, const BaselineOptions& baseline) {
-        return tpsp ? layers::make_attention_tpsp(place, *shape, seed, baseline)
-                    : layers::make_attention_up(place, *shape, seed);
-      };
-    };
-  });
+  return [run, sizes] {
+    check_sizes(*sizes, run->ranks);
+    run->shape = text_of(*sizes);
+    return run_layer(*run);
+  };
 }
 
 }  // namespace
 
 void add_layer_run(CLI::App& parent, Action& action) {
-  add_layer(parent, action, "mlp-tpsp", "MLP with tensor and sequence parallelism", true, [](CLI::App& sub) {
-    const auto shape = std::make_shared<layers::MlpShape>(layers::MlpShape{1024, 256, 1024});
-    add_size(sub, "--tokens", shape->tokens, "Of all ranks");
-    add_size(sub, "--hidden", shape->hidden, "Width of a token");
-    add_size(sub, "--inner", shape->inner, "Inner width, of all ranks: a multiple of --ranks");
-    return [shape](LayerRun& run) {
-      require_multiple("--inner", shape->inner, run.ranks);
-      run.shape = fmt::format("tokens={} hidden={} inner={}", shape->tokens, shape->hidden, shape->inner);
-      run.make = [shape](layers::Place& place, std::uint64_t seed, const BaselineOptions& baseline) {
-        return layers::make_mlp_tpsp(place, *shape, seed, baseline);
-      };
-    };
-  });
-  add_layer(parent, action, "linear-dp", "Linear layer with a weight spread over data-parallel ranks", true,
-            [](CLI::App& sub) {
-              const auto shape = std::make_shared<layers::LinearShape>(layers::LinearShape{512, 512, 1024});
-              add_size(sub, "--samples", shape->samples, "Of each rank");
-              add_size(sub, "--in", shape->in, "Input features");
-              add_size(sub, "--out", shape->out, "Output features");
-              return [shape](LayerRun& run) {
-                run.shape = fmt::format("samples={} in={} out={}", shape->samples, shape->in, shape->out);
-                run.make = [shape](layers::Place& place, std::uint64_t seed,
-                                   const BaselineOptions& baseline) {
-                  return layers::make_linear_dp(place, *shape, seed, baseline);
-                };
-              };
-            });
-  add_attention(parent, action, "attention-tpsp",
-                "Attention with tensor and sequence parallelism, split by queries", true);
-  add_attention(parent, action, "attention-up", "Ulysses attention with its projections", false);
+  add_layer_subcommands(parent, action, add_layer);
 }
 
 }  // namespace flashoverlap::cli

@@ -8,6 +8,7 @@
 #include "files.h"
 #include "flashoverlap/simulator.h"
 #include "format.h"
+#include "layer_run.h"
 #include "moe_options.h"
 #include "option_values.h"
 #include "simulate_sweep.h"
@@ -179,6 +180,7 @@ void add_simulate_command(CLI::App& app, Action& action) {
       "--sweep ranks=8,16,64,256,1024");
   add_moe_simulate(*sub, action);
   add_sliced_simulate(*sub, action);
+  add_layer_simulate(*sub, action);
   sub->callback([sub, command, &action] {
     if (!sub->get_subcommands().empty()) return;
     action = [command] {

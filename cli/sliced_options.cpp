@@ -13,6 +13,7 @@ namespace flashoverlap::cli {
 namespace {
 
 constexpr std::int64_t kMost = std::int64_t{1} << 30U;
+constexpr std::int64_t kDefaultTile = 128;
 
 struct OpText {
   SlicedOp op;
@@ -133,6 +134,30 @@ OverlapPlan make_sliced_plan(const SlicedProblem& problem, const PlanOptions& op
   return plan::plan_sliced_call(
       {.op = problem.op, .slices = head_slices(problem), .num_slices = problem.baseline_slices}, options,
       which);
+}
+
+PlanOptions plan_options(const SlicedProblem& p, std::int64_t rank) {
+  PlanOptions options{.rank = static_cast<std::int32_t>(rank),
+                      .world_size = static_cast<std::int32_t>(p.ranks),
+                      .dtype = parse_dtype(p.dtype),
+                      .m = p.m,
+                      .n = p.n,
+                      .k = p.k,
+                      .tile_m = p.tile_m == 0 ? kDefaultTile : p.tile_m,
+                      .tile_n = p.tile_n == 0 ? kDefaultTile : p.tile_n,
+                      .swizzle = p.swizzle == 0 ? 1 : p.swizzle,
+                      .resources = {},
+                      .partition = {}};
+  options.resources.compute_units = p.threads == 0 ? 1 : p.threads;
+  return options;
+}
+
+std::vector<OverlapPlan> make_sliced_plans(const SlicedProblem& p, SlicedPlan which) {
+  std::vector<OverlapPlan> plans;
+  for (std::int64_t rank = 0; rank < p.ranks; ++rank) {
+    plans.push_back(make_sliced_plan(p, plan_options(p, rank), which));
+  }
+  return plans;
 }
 
 }  // namespace flashoverlap::cli

@@ -53,6 +53,10 @@ std::string text_of(const SlicedProblem& problem);
 
 /// The plan that the operators make, for options that leave nothing open.
 OverlapPlan make_sliced_plan(const SlicedProblem& problem, const PlanOptions& options, SlicedPlan which);
+/// Of a rank, where no executor suggests a tile.
+PlanOptions plan_options(const SlicedProblem& problem, std::int64_t rank);
+/// Of all ranks.
+std::vector<OverlapPlan> make_sliced_plans(const SlicedProblem& problem, SlicedPlan which);
 
 void add_sliced_run(CLI::App& run, Action& action);
 void add_sliced_plan(CLI::App& plan, Action& action);

@@ -273,7 +273,54 @@ TEST(SlicedCommand, LayersAreCheckedAgainstTheirWholeSelves) {
   }
 }
 
+// A layer is its operators one after the other, with attention between them or within the second.
+TEST(SlicedCommand, LayersAreSimulatedAsTheirOperators) {
+  const std::string machine = " --dtype f16 --ranks 4 --machine 4x-a100-nvlink";
+  struct LayerCase {
+    std::string layer, first, second;
+    bool has_attention;
+  };
+  // gradient-reduce-scatter has the plans of gemm-reduce-scatter.
+  const LayerCase cases[] = {
+      {"mlp-tpsp --tokens 8192 --hidden 4096 --inner 16384", "all-gather-gemm -m 8192 -n 4096 -k 4096",
+       "gradient-reduce-scatter -m 8192 -n 4096 -k 4096", false},
+      {"linear-dp --samples 8192 --in 4096 --out 2048", "sharded-weight-gemm -m 8192 -n 2048 -k 4096",
+       "gradient-reduce-scatter -m 2048 -n 4096 -k 8192", false},
+      {"attention-tpsp --tokens 4096 --heads 32 --head-size 128", "all-gather-gemm -m 4096 -n 3072 -k 4096",
+       "gradient-reduce-scatter -m 4096 -n 4096 -k 1024", true},
+      {"attention-up --tokens 8192 --heads 32 --head-size 128",
+       "gemm-all-to-all-heads -m 8192 -n 12288 -k 4096", "all-to-all-gemm -m 8192 -n 4096 -k 4096", true}};
+  for (const LayerCase& c : cases) {
+    const Json layer = json_of("simulate " + c.layer + machine);
+    const Json first = json_of("simulate " + c.first + machine);
+    const Json second = json_of("simulate " + c.second + machine);
+    const auto both = [&](const char* key) {
+      return first.at(key).get<double>() + second.at(key).get<double>();
+    };
+    EXPECT_EQ(layer.at("simulated"), true);
+    EXPECT_NEAR(layer.at("communication_us"), both("communication_us"), 1e-6) << layer;
+    const double attention_us = layer.at("computation_us").get<double>() - both("gemm_us");
+    if (c.has_attention) {
+      // Two products with tokens times tokens scores of each head.
+      EXPECT_GT(attention_us, 0.2 * both("gemm_us")) << layer;
+    } else {
+      EXPECT_NEAR(attention_us, 0, 1e-6) << layer;
+      EXPECT_NEAR(layer.at("serial_us"), both("serial_us"), 1e-6) << layer;
+    }
+    EXPECT_LT(layer.at("overlap_us"), layer.at("sliced_us")) << layer;
+    EXPECT_LT(layer.at("sliced_us"), layer.at("serial_us")) << layer;
+    EXPECT_LE(layer.at("exposed_share"), 0.01) << layer;
+  }
+  const auto table = run_command(words_of("simulate attention-up --heads 30" + machine), {});
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  for (const char* part : {"attention-up  tokens=512 heads=30", "all-to-all-gemm: ", "4 slices", "tail-free"})
+    EXPECT_NE(table.out.find(part), std::string::npos) << part << " in\n" << table.out;
+}
+
 TEST(SlicedCommand, BadOptionsSayWhatIsExpected) {
+  expect_refused("simulate mlp-tpsp", "--machine: is needed");
+  expect_refused("simulate mlp-tpsp --inner 10 --ranks 4 --machine 4x-a100-nvlink",
+                 "--inner: '10' is not accepted; expected a multiple of the 4 ranks");
   expect_refused("run mlp-tpsp --inner 10 --ranks 4",
                  "--inner: '10' is not accepted; expected a multiple of the 4 ranks");
   expect_refused("run attention-tpsp --heads 6 --ranks 4",
