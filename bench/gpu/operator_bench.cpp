@@ -308,7 +308,7 @@ BandwidthCurve OperatorBench::measure_curve() {
       const cuda::PeerMessage to{(rank_.rank + 1) % world, send.data(), count};
       const cuda::PeerMessage from{(rank_.rank + world - 1) % world, receive.data(), count};
       peers.exchange_messages(std::vector(kRepeats, to), std::vector(kRepeats, from), DType::kBFloat16,
-                              stream, label, [](std::size_t) {});
+                              stream, label, {.begins = [](std::size_t) {}, .arrived = [](std::size_t) {}});
     };
     call();
     double us = std::numeric_limits<double>::infinity();
