@@ -30,7 +30,6 @@
 #include "check.h"
 #include "flashoverlap/cuda_context.h"
 #include "flashoverlap/launcher.h"
-#include "flashoverlap/rendezvous.h"
 #include "measure_machine.h"
 #include "nccl_library.h"
 #include "operator_bench.h"
@@ -120,7 +119,8 @@ int place(Arguments& arguments, bool& rehearse) {
       throw std::runtime_error(fmt::format("--ranks {}{}, but a launcher started {} processes", world,
                                            rehearse ? " --rehearse" : "", launch->world_size));
     }
-    gpu_test::use_processes(make_rendezvous_communicator(*launch), launch->local_rank);
+    gpu_test::use_processes(*launch);
+    if (!gpu_test::has_devices_for(world)) throw std::runtime_error("each process needs a device of its own");
     return world;
   }
   std::vector<int> devices;
@@ -376,7 +376,7 @@ int run(int argc, char** argv) {
   if (part == "curves") return measure_curves(arguments);
   if (part == "table") {
     const int code = measure_table(arguments);
-    gpu_test::use_processes(nullptr, 0);
+    gpu_test::leave_processes();
     return code;
   }
   throw std::runtime_error(fmt::format("'{}' is not one of topology, curves, table", part));

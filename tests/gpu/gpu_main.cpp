@@ -16,7 +16,6 @@
 #include "device.h"
 #include "flashoverlap/cuda_context.h"
 #include "flashoverlap/launcher.h"
-#include "flashoverlap/rendezvous.h"
 #include "gpu_ranks.h"
 #include "gpu_test.h"
 
@@ -54,16 +53,10 @@ int run(int argc, char** argv) {
     }
   }
   const auto launch = detect_launch();
-  if (launch && launch->world_size > 1) {
-    // Fewer devices than processes: all on the first, as a rehearsal.
-    const int device = launch->local_rank < cuda_device_count() ? launch->local_rank : 0;
-    const int here = launch->local_size > 0 ? launch->local_size : launch->world_size;
-    const bool shares_device = here > cuda_device_count();
-    gpu_test::use_processes(make_rendezvous_communicator(*launch), device, shares_device);
-  }
+  if (launch && launch->world_size > 1) gpu_test::use_processes(*launch);
   const int failed = gpu_test::run_tests(filter);
   gpu_test::release_shared_groups();
-  gpu_test::use_processes(nullptr, 0, false);
+  gpu_test::leave_processes();
   return failed == 0 ? 0 : 1;
 }
 

@@ -9,6 +9,7 @@
 
 #include "device.h"
 #include "flashoverlap/in_process.h"
+#include "flashoverlap/rendezvous.h"
 #include "gpu_test.h"
 #include "nccl_library.h"
 #include "sm_partition.h"
@@ -73,10 +74,15 @@ void use_devices(std::vector<int> devices) {
   places().devices = std::move(devices);
 }
 
-void use_processes(std::shared_ptr<Communicator> control, int device, bool shares_device) {
-  places().control = std::move(control);
-  places().own_device = device;
-  places().shares_device = shares_device;
+void use_processes(const Launch& launch) {
+  const int here = launch.local_size > 0 ? launch.local_size : launch.world_size;
+  places().control = make_rendezvous_communicator(launch);
+  places().shares_device = here > cuda_device_count();
+  places().own_device = places().shares_device ? 0 : launch.local_rank;
+}
+
+void leave_processes() {
+  places() = {};
 }
 
 bool ranks_are_processes() {

@@ -9,6 +9,7 @@
 
 #include "device.h"
 #include "flashoverlap/cuda_context.h"
+#include "flashoverlap/launcher.h"
 #include "flashoverlap/operators.h"
 
 namespace flashoverlap::gpu_test {
@@ -29,9 +30,12 @@ const char* name_of(GemmForm form);
 /// Where ranks run from now on. Neither called: all on device 0.
 /// Rank r of a group runs on devices[r] where there are as many; larger groups share device 0.
 void use_devices(std::vector<int> devices);
-/// This process is one rank of `control`, which carries the rendezvous; groups have this one rank here, on
-/// `device`; with `shares_device` others are there, too. A group of another size throws Skip.
-void use_processes(std::shared_ptr<Communicator> control, int device, bool shares_device);
+/// This process is one rank of the launcher's, on the device of its number on the host; where there are fewer
+/// devices than processes, all are on device 0. Groups have this one rank here; one of another size throws
+/// Skip.
+void use_processes(const Launch& launch);
+/// At the end: the launcher's ranks let go of each other.
+void leave_processes();
 bool ranks_are_processes();
 /// Of matrices that other ranks read.
 cuda::DeviceMemory readable_memory();
