@@ -143,3 +143,17 @@ def empty_on_gpu(array: Any, shape: tuple[int, ...], device: int) -> Any:
             return cupy.empty(shape, dtype=array.dtype)
     what = "JAX's arrays cannot be written to" if framework == "jax" else f"{framework} makes none here"
     raise UnsupportedError(f"no output can be made on {name_of(device)}: {what}; pass out, of PyTorch or CuPy")
+
+
+def on_host(array: Any) -> Any:
+    """``array`` itself where it is in host memory; otherwise a copy there, for which the host waits."""
+    if _place_of(array)[1] == HOST:
+        return array
+    framework = framework_of(array)
+    if framework == "torch":
+        return array.detach().cpu()
+    if framework == "cupy":
+        return sys.modules["cupy"].asnumpy(array)
+    if framework == "jax":
+        return sys.modules["numpy"].asarray(array)
+    raise UnsupportedError(f"an array of {framework} on a GPU is not copied to the host here; pass one of the host's")

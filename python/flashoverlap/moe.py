@@ -9,27 +9,30 @@ Rank r of W has experts [r·E/W, (r+1)·E/W) of E, rounded down; tokens may diff
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from . import _arrays, _core
 from ._agreement import agree, operator_for, require_communicator
-from ._devices import HOST, framework_of, stream_of
+from ._devices import HOST, framework_of, hold, on_host, stream_of
 from ._options import carried_out, count, integers, tile_list
-from .errors import ArgumentTypeError, BadArgumentError, UnsupportedError
+from .errors import ArgumentTypeError, BadArgumentError
 from .planning import MachineProfile, Plan, profile_of
 from .ranks import Communicator
 
 Routing = _core.MoeRouting
+
+_CONSUMERS_ON_GPU = 16  # As the command has it.
 
 
 def route(logits: Any, top_k: int, *, gate: str = "softmax", renormalise: bool = False) -> Routing:
     """The top_k experts of each token by score; of equal scores the lower expert comes first. logits: [tokens, E].
 
     gate: "softmax" or "sigmoid". renormalise: divide a token's weights by their sum. A logit of -infinity closes an
-    expert to the token.
+    expert to the token. Logits on a GPU are copied to the host, which waits for them.
     """
-    return _core.route_tokens(_arrays.view(logits, "logits", ndim=2), gate, int(top_k), bool(renormalise))
+    return _core.route_tokens(_arrays.view(on_host(logits), "logits", ndim=2), gate, int(top_k), bool(renormalise))
 
 
 def routing(ids: Any, weights: Any, num_experts: int) -> Routing:
@@ -92,9 +95,12 @@ class MoeLayer:
     """One layer on the ranks of ``comm``, made once and called often. Making it is collective.
 
     capacity: rows that an expert takes at most, of all ranks together; 0: nothing is dropped.
-    transport: "put" (in-process ranks), "collective", or "auto". padding: "ragged", "shared" or "paper";
+    On a GPU (``comm.device``) all arrays are there, in float16 or bfloat16, and calls are put into a stream.
+    transport: "put" (ranks that address each other's memory), "collective", or "auto": puts between in-process ranks,
+    on GPUs always "collective". padding: "ragged", "shared" or "paper";
     order: "owner-major" or "expert-major". tile: (rows, columns) or None.
-    segment_bands: tile rows of a segment that is put. consumers: streams that put segments, 1 to 16.
+    segment_bands: tile rows of a segment that is put. consumers: streams that put segments, 1 to 16; on a GPU its SMs
+    that do; None: 1, on a GPU 16.
     collective_groups: all-to-alls of the results with transport "collective".
     adapt: change consumers, compute threads and segment_bands between calls, as ``report["adaptation"]`` tells; the
     result keeps its bits with padding "ragged". controller: bounds and thresholds for that, by the names of
@@ -120,7 +126,7 @@ class MoeLayer:
         order: str = "owner-major",
         tile: Any = None,
         segment_bands: int = 2,
-        consumers: int = 1,
+        consumers: int | None = None,
         collective_groups: int = 4,
         adapt: bool = False,
         controller: Mapping[str, float] | None = None,
@@ -128,8 +134,6 @@ class MoeLayer:
         machine: Any = None,
     ) -> None:
         require_communicator(comm)
-        if comm.device is not None:
-            raise UnsupportedError(f"the MoE layer computes on the CPU; comm is on CUDA device {comm.device}")
         self.comm = comm
         self.hidden, self.intermediate, self.num_experts = int(hidden), int(intermediate), int(num_experts)
         self.gated = bool(gated)
@@ -145,7 +149,10 @@ class MoeLayer:
         size = tile_list(tile)
         if size:
             options.tile_m, options.tile_n = size[:2]
-        options.segment_bands, options.consumers = count(segment_bands, "segment_bands"), count(consumers, "consumers")
+        options.segment_bands = count(segment_bands, "segment_bands")
+        if consumers is None:
+            consumers = 1 if comm.device is None else _CONSUMERS_ON_GPU
+        options.consumers = count(consumers, "consumers")
         options.collective_groups = count(collective_groups, "collective_groups")
         options.adapt, options.controller = bool(adapt), _controller(controller)
         options.overlap_if = overlap_if
@@ -157,6 +164,7 @@ class MoeLayer:
         #: What the last call did on this rank: phases in microseconds, rows sent, dropped and wasted, workspace,
         #: setting, what the controller decided, and how the call was carried out ("method") and why ("choice").
         self.report: dict[str, Any] = {}
+        self._stream = 0  # Of the last call.
 
     @property
     def first_expert(self) -> int:
@@ -188,7 +196,7 @@ class MoeLayer:
         return self._core.measure_parts(*self._weights(w_up, w_down))
 
     def _view(self, array: Any, name: str, shape: list[int], meaning: str, **options: Any) -> _core.Array:
-        seen = _arrays.view(array, name, ndim=len(shape), **options)
+        seen = _arrays.view(array, name, ndim=len(shape), device=self.comm._device, **options)
         _arrays.require_shape(seen, shape, meaning)
         if seen.dtype != self._dtype:
             expected = _arrays.LONG_NAMES[self._dtype]
@@ -213,20 +221,22 @@ class MoeLayer:
         *,
         out: Any = None,
         method: str = "auto",
+        stream: Any = None,
         timeline: _core.Timeline | None = None,
     ) -> Any:
         """x, out: [tokens, H]. w_up: [local experts, 2 I, H], with gate: its rows first, then up's; without: I rows.
 
-        w_down: [local experts, H, I]; both C-contiguous. Collective.
+        w_down: [local experts, H, I]; both C-contiguous. stream: on a GPU, as the operators have it. Collective.
         """
         how = carried_out(method)
-        return self._run(*self._prepare(x, routing, w_up, w_down, out), how=how, timeline=timeline)
+        handle = stream_of(stream, x, self.comm._device)
+        return self._run(*self._prepare(x, routing, w_up, w_down, out), how=how, stream=handle, timeline=timeline)
 
     def _prepare(self, x: Any, routing: Routing, w_up: Any, w_down: Any, out: Any) -> tuple[Any, ...]:
         shape = [routing.tokens, self.hidden]
         x_view = self._view(x, "x", shape, "[tokens, H]")
         up, down = self._weights(w_up, w_down)
-        result = _arrays.empty_like(x, shape) if out is None else out
+        result = _arrays.empty_like(x, shape, self.comm._device) if out is None else out
         out_view = self._view(result, "out", shape, "[tokens, H]", writable=True)
         _arrays.require_dense_rows(out_view)
         if not x_view.has_dense_rows and out_view.overlaps(x_view):
@@ -241,12 +251,20 @@ class MoeLayer:
         is_new: bool,
         *,
         how: str,
+        stream: int,
         timeline: _core.Timeline | None,
     ) -> Any:
         x, _, _, result = arrays
         x_view, routed, up, down, out_view = views
-        self.report = self._core.forward(x_view, routed, up, down, out_view, how, timeline)
+        self.report = self._core.forward(x_view, routed, up, down, out_view, how, stream, timeline)
+        self._stream = stream
+        self._hold(*arrays)
         return _arrays.like_framework(result, x) if is_new else result
+
+    def _hold(self, *arrays: Any) -> None:
+        """On a GPU, where a call has been put into the stream, no more."""
+        if self.comm._device != HOST:
+            hold((array for array in arrays if array is not None), self._stream, self.comm._device)
 
     def backward(
         self,
@@ -263,18 +281,19 @@ class MoeLayer:
         """Gradients of the call before by its output's, [tokens, H]; returns that of x. Collective.
 
         weights_gradient [tokens, top_k], w_up_gradient and w_down_gradient (as w_up and w_down), where given, are
-        written; they are float32.
+        written; they are float32. On a GPU all is put into the stream of that call.
         """
         how = carried_out(method)
-        gradient = _arrays.view(out_gradient, "out_gradient", ndim=2)
+        device = self.comm._device
+        gradient = _arrays.view(out_gradient, "out_gradient", ndim=2, device=device)
         shape = list(gradient.shape)
         self._view(out_gradient, "out_gradient", [shape[0], self.hidden], "[tokens, H]")
         up, down = self._weights(w_up, w_down)
-        result = _arrays.empty_like(out_gradient, shape) if x_gradient is None else x_gradient
+        result = _arrays.empty_like(out_gradient, shape, device) if x_gradient is None else x_gradient
         into = self._view(result, "x_gradient", shape, "[tokens, H]", writable=True)
         _arrays.require_dense_rows(into)
         written = [
-            _arrays.optional_view(array, name, ndim=ndim, writable=True)
+            _arrays.optional_view(array, name, ndim=ndim, writable=True, device=device)
             for array, name, ndim in (
                 (weights_gradient, "weights_gradient", 2),
                 (w_up_gradient, "w_up_gradient", 3),
@@ -286,6 +305,7 @@ class MoeLayer:
         _arrays.require_shape(written[1], list(up.shape), "w_up's")
         _arrays.require_shape(written[2], list(down.shape), "w_down's")
         self.report = self._core.backward(gradient, up, down, into, written[0], written[1], written[2], how)
+        self._hold(out_gradient, w_up, w_down, result, weights_gradient, w_up_gradient, w_down_gradient)
         return _arrays.like_framework(result, out_gradient) if x_gradient is None else x_gradient
 
 
@@ -295,6 +315,8 @@ def _concatenated(w_gate: Any, w_up: Any) -> Any:
         import torch
 
         return torch.cat([w_gate, w_up], 1)
+    if framework_of(w_up) == "cupy":
+        return sys.modules["cupy"].concatenate([w_gate, w_up], axis=1)
     import numpy as np
 
     return np.concatenate([np.asarray(w_gate), np.asarray(w_up)], axis=1)
@@ -328,17 +350,17 @@ def moe_layer(
     [tokens, top_k], with num_experts (None: as many local experts on each rank).
     w_up, w_gate: [local experts, I, H]; w_down: [local experts, H, I]. w_gate None: without gate. With it the two are
     put together, which copies them: ``MoeLayer`` takes them together. overlap_if, machine: see there; calls of one
-    shape share their trials.
+    shape share their trials. stream: as the operators have it; ids, weights and logits on a GPU are copied to the host.
 
     Collective; the ranks compare their calls first, so that an error on one rank is an error on all.
     """
     require_communicator(comm)
 
-    def check() -> tuple[tuple[Routing, dict[str, Any], Any, str], str, str]:
+    def check() -> tuple[tuple[Routing, dict[str, Any], Any, str, int], str, str]:
         how = carried_out(method)
-        stream_of(stream, x, HOST)
-        x_view = _arrays.view(x, "x", ndim=2)
-        up = _arrays.view(w_up, "w_up", ndim=3)
+        handle = stream_of(stream, x, comm._device)
+        x_view = _arrays.view(x, "x", ndim=2, device=comm._device)
+        up = _arrays.view(w_up, "w_up", ndim=3, device=comm._device)
         experts, intermediate, hidden = up.shape
         if isinstance(router, tuple):
             total = num_experts if num_experts is not None else experts * comm.size
@@ -354,7 +376,8 @@ def moe_layer(
             routed = route(router, top_k, gate=gate, renormalise=renormalise)
         weights = w_up
         if w_gate is not None:
-            _arrays.require_shape(_arrays.view(w_gate, "w_gate", ndim=3), up.shape, "w_up's")
+            gate_view = _arrays.view(w_gate, "w_gate", ndim=3, device=comm._device)
+            _arrays.require_shape(gate_view, up.shape, "w_up's")
             weights = _concatenated(w_gate, w_up)
         options = {
             "hidden": hidden,
@@ -373,9 +396,9 @@ def moe_layer(
         if profile is not None:  # Two of one name may differ.
             common += f" machine={profile.name} {hashlib.sha256(profile._json.encode()).hexdigest()[:16]}"
         options["machine"] = profile
-        return (routed, options, weights, common), f"{common} top_k={routed.top_k} method={how}", ""
+        return (routed, options, weights, common, handle), f"{common} top_k={routed.top_k} method={how}", ""
 
-    (routed, options, weights, key), _ = agree(comm, "moe-layer", check)
+    (routed, options, weights, key, handle), _ = agree(comm, "moe-layer", check)
     layer: MoeLayer = operator_for(comm, key, lambda: MoeLayer(comm, **options))
     call, _ = agree(comm, "moe-layer", lambda: (layer._prepare(x, routed, weights, w_down, out), "", ""))
-    return layer._run(*call, how=carried_out(method), timeline=None)
+    return layer._run(*call, how=carried_out(method), stream=handle, timeline=None)

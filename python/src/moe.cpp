@@ -3,6 +3,8 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -94,6 +96,10 @@ nb::dict to_dict(const MoeReport& report) {
   return dict;
 }
 
+void require_place(const Layer& layer, std::initializer_list<const Array*> arrays) {
+  for (const Array* array : arrays) require_device(array, layer.context->device);
+}
+
 MoeWeights weights_of(const Array& up, const Array& down) {
   require_dense(&up);
   require_dense(&down);
@@ -101,14 +107,16 @@ MoeWeights weights_of(const Array& up, const Array& down) {
 }
 
 nb::dict forward(Layer& self, const Array& x, const MoeRouting& routing, const Array& up, const Array& down,
-                 const Array& out, const std::string& method, Timeline* timeline) {
+                 const Array& out, const std::string& method, std::uintptr_t stream, Timeline* timeline) {
   MoeReport report;
   {
     const nb::gil_scoped_release release;
+    require_place(self, {&x, &up, &down, &out});
     const auto lock = self.context->enter();
     const RowMajorInput rows(&x);
-    report = self.moe->forward(rows.data(), rows.row_stride(), routing, weights_of(up, down), out.data,
-                               out.row_stride(), parse_method(method), timeline);
+    report =
+        self.moe->forward(rows.data(), rows.row_stride(), routing, weights_of(up, down), out.data,
+                          out.row_stride(), parse_method(method), timeline, reinterpret_cast<void*>(stream));
   }
   return to_dict(report);
 }
@@ -119,6 +127,8 @@ nb::dict backward(Layer& self, const Array& out_gradient, const Array& up, const
   MoeReport report;
   {
     const nb::gil_scoped_release release;
+    require_place(self,
+                  {&out_gradient, &up, &down, &input, routing_weights, up_gradient, down_gradient});
     const auto lock = self.context->enter();
     const RowMajorInput rows(&out_gradient);
     const auto floats = [](const Array* array) -> float* {
@@ -144,6 +154,7 @@ nb::dict measure_parts(Layer& self, const Array& up, const Array& down) {
   MoeLayer::Parts parts;
   {
     const nb::gil_scoped_release release;
+    require_place(self, {&up, &down});
     const auto lock = self.context->enter();
     parts = self.moe->measure_parts(weights_of(up, down));
   }
@@ -250,7 +261,7 @@ void bind_moe(nb::module_& module) {
       .def_ro("weights", &MoeRouting::weights);
   nb::class_<Layer>(module, "MoeLayer")
       .def("forward", forward, nb::arg("x"), nb::arg("routing"), nb::arg("up"), nb::arg("down"),
-           nb::arg("out"), nb::arg("method"), nb::arg("timeline").none())
+           nb::arg("out"), nb::arg("method"), nb::arg("stream"), nb::arg("timeline").none())
       .def("backward", backward, nb::arg("out_gradient"), nb::arg("up"), nb::arg("down"), nb::arg("input"),
            nb::arg("routing_weights").none(), nb::arg("up_gradient").none(), nb::arg("down_gradient").none(),
            nb::arg("method"))

@@ -84,6 +84,97 @@ def check_errors(comm, m: int, n: int, k: int) -> None:
             raise AssertionError(f"no error that says {message!r}")
 
 
+MOE = {"hidden": 64, "intermediate": 96, "experts": 5, "top_k": 2}
+
+
+def moe_weights():
+    """router [E, H], up [E, 2 I, H], down [E, H, I]; the first E elements of a token are its logits, but for noise."""
+    import torch
+
+    generator = torch.Generator().manual_seed(3)
+    hidden, intermediate, experts = MOE["hidden"], MOE["intermediate"], MOE["experts"]
+    router = torch.eye(experts, hidden) + 0.01 * torch.randn((experts, hidden), generator=generator)
+    up = torch.randn((experts, 2 * intermediate, hidden), generator=generator) / hidden**0.5
+    down = torch.randn((experts, hidden, intermediate), generator=generator) / intermediate**0.5
+    return [weights.half() for weights in (router, up, down)]
+
+
+def moe_tokens(rank: int):
+    """Tokens, each with two experts far above the others, and gradients of their results."""
+    import torch
+
+    generator = torch.Generator().manual_seed(20 + rank)
+    tokens, experts = 40 + 7 * rank, MOE["experts"]
+    x, gradient = (0.2 * torch.randn((tokens, MOE["hidden"]), generator=generator) for _ in range(2))
+    wanted = torch.rand((tokens, experts), generator=generator).argsort(1)
+    x[:, :experts] += (wanted == 0) * 3.0 + (wanted == 1) * 2.0
+    return x.half(), gradient.half()
+
+
+def moe_expected(x, router, up, down):
+    """The layer in float32, token by token."""
+    import torch
+
+    weights, ids = torch.softmax(x @ router.t(), 1).topk(MOE["top_k"])
+    weights = weights / weights.sum(1, keepdim=True)
+    rows = []
+    for token in range(x.shape[0]):
+        result = torch.zeros_like(x[token])
+        for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):
+            gate, value = (up[expert] @ x[token]).chunk(2)
+            result = result + weight * (down[expert] @ (torch.nn.functional.silu(gate) * value))
+        rows.append(result)
+    return torch.stack(rows)
+
+
+def check_moe(comm, transport: str) -> None:
+    """Results, and gradients of tokens, router and experts' weights, of the module on GPUs."""
+    import torch
+
+    import flashoverlap.torch as fot
+
+    torch.cuda.set_device(comm.device)
+    weights = [matrix.float().requires_grad_() for matrix in moe_weights()]
+    results = []
+    for rank in range(comm.size):
+        x, gradient = (matrix.float() for matrix in moe_tokens(rank))
+        x.requires_grad_()
+        own_router = weights[0].detach().clone().requires_grad_()  # Each rank has a gradient of its own tokens.
+        out = moe_expected(x, own_router, *weights[1:])
+        out.backward(gradient)
+        results.append((out.detach(), x.grad, own_router.grad))
+
+    module = fot.MoE(
+        MOE["hidden"], MOE["intermediate"], MOE["experts"], MOE["top_k"],
+        comm=comm, transport=transport, dtype=torch.float16,
+    )  # fmt: skip
+    first = module._runner.layer.first_expert
+    mine = slice(first, first + module._runner.layer.local_experts)
+    with torch.no_grad():
+        for parameter, values in zip(
+            module.parameters(), (moe_weights()[0], *(w[mine] for w in moe_weights()[1:])), strict=True
+        ):
+            parameter.copy_(values)
+    x, gradient = (matrix.cuda(comm.device) for matrix in moe_tokens(comm.rank))
+    x.requires_grad_()
+    for _ in range(2):  # The second call reuses what the first has made.
+        x.grad = None
+        module.zero_grad()
+        out = module(x)
+        out.backward(gradient)
+    expected = (*results[comm.rank], weights[1].grad[mine], weights[2].grad[mine])
+    got = (out.detach(), x.grad, *(parameter.grad for parameter in module.parameters()))
+    for name, one, other in zip(("out", "x", "router", "w_up", "w_down"), got, expected, strict=True):
+        assert one.device == x.device
+        torch.testing.assert_close(
+            one.float().cpu(),
+            other,
+            rtol=0,
+            atol=0.02 * float(other.abs().max()),
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+
+
 def check_cupy(comm, m: int, n: int, k: int, whole) -> None:
     import cupy
 
@@ -114,6 +205,7 @@ def main() -> int:
     else:
         checks.append((check_cupy, (m, n, k, whole)))
     checks.append((check_errors, (m, n, k)))
+    checks += [(check_moe, (transport,)) for transport in ("collective", "put")]
     for check, arguments in checks:
         for transport in ("peer", "copy-engine"):
             function = functools.partial(call_with_rank, check, arguments)
@@ -157,6 +249,8 @@ def run_process(rank: int, ranks: int, port: int, transport: str, shape: tuple[i
     device = rank if _core.gpu_count() >= ranks else 0
     comm = flashoverlap.torch.communicator(device=device, transport=transport)
     check_torch(comm, *shape, expected_sum(ranks, *shape))
+    for moe_transport in ("collective", "put"):
+        check_moe(comm, moe_transport)
     check_errors(comm, *shape)
     dist.destroy_process_group()
 

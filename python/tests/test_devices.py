@@ -82,6 +82,43 @@ def test_the_compiled_half_looks_at_devices_too():
     fo.run_ranks(1, on_rank)
 
 
+def test_the_compiled_half_of_the_moe_layer_looks_too():
+    def on_rank(comm):
+        layer = fo.MoeLayer(comm, hidden=4, intermediate=4, num_experts=1, gated=False)
+        x, out = (_arrays.view(np.zeros((6, 4), np.float32), name, ndim=2, writable=True) for name in ("x", "out"))
+        weights = _core.Array.from_address(ADDRESS, [1, 4, 4], [16, 4, 1], "f32", "w_up", False, 3)
+        routed = fo.routing([[0]] * 6, [[1.0]] * 6, 1)
+        message = r"w_up \[1, 4, 4\] f32 is on CUDA device 3; this communicator computes in host"
+        for call in (
+            lambda: layer._core.forward(x, routed, weights, weights, out, "overlap", 0, None),
+            lambda: layer._core.backward(x, weights, weights, out, None, None, None, "overlap"),
+            lambda: layer._core.measure_parts(weights, weights),
+        ):
+            with pytest.raises(ValueError, match=message):
+                call()
+
+    fo.run_ranks(1, on_rank)
+
+
+def test_the_moe_layer_on_the_cpu_has_no_stream():
+    def on_rank(comm):
+        layer = fo.MoeLayer(comm, hidden=4, intermediate=4, num_experts=1, gated=False)
+        x, weights = np.zeros((6, 4), np.float32), np.zeros((1, 4, 4), np.float32)
+        with pytest.raises(ValueError, match="calls on the CPU have none"):
+            layer(x, fo.routing([[0]] * 6, [[1.0]] * 6, 1), weights, weights, stream=TorchStream())
+        with pytest.raises(ValueError, match=r"x \(OnGpu\) is on device CUDA:0; the communicator computes on the CPU"):
+            layer(OnGpu(typestr="<f4"), fo.routing([[0]] * 6, [[1.0]] * 6, 1), weights, weights)
+
+    fo.run_ranks(1, on_rank)
+
+
+def test_what_the_host_needs_of_a_gpu_is_copied():
+    here = np.zeros((2, 3), np.float32)
+    assert _devices.on_host(here) is here
+    with pytest.raises(fo.UnsupportedError, match="an array of test_devices on a GPU is not copied to the host"):
+        _devices.on_host(OnGpu())
+
+
 class TorchStream:
     cuda_stream = 77
 

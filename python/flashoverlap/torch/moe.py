@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _arrays, _core, moe
+from .._devices import on_host
 from ..errors import BadArgumentError
 from ..ranks import Communicator
 from .ops import register
@@ -39,13 +40,13 @@ class _Runner:
     def of_logits(self, logits: Tensor, of_weights: Tensor) -> Tensor:
         assert self.routed is not None
         flat = _core.route_gradient(
-            _arrays.view(logits, "logits", ndim=2),
+            _arrays.view(on_host(logits), "logits", ndim=2),
             self.gate,
             self.renormalise,
             self.routed,
             of_weights.flatten().tolist(),
         )
-        return torch.tensor(flat, dtype=logits.dtype).reshape(logits.shape)
+        return torch.tensor(flat, dtype=logits.dtype, device=logits.device).reshape(logits.shape)
 
 
 def _forward(x: Tensor, logits: Tensor, w_up: Tensor, w_down: Tensor, runner: int) -> tuple[Tensor, Tensor]:
@@ -74,9 +75,10 @@ def _backward(
     one = _runners[runner]
     if one.calls != int(call):
         one.forward(x, logits, w_up, w_down)  # The layer keeps the rows of its last call only.
-    of_weights = torch.empty((x.shape[0], one.top_k))
-    of_up = torch.empty(w_up.shape if wants_up else (0,))
-    of_down = torch.empty(w_down.shape if wants_down else (0,))
+    floats = {"dtype": torch.float32, "device": x.device}
+    of_weights = torch.empty((x.shape[0], one.top_k), **floats)
+    of_up = torch.empty(w_up.shape if wants_up else (0,), **floats)
+    of_down = torch.empty(w_down.shape if wants_down else (0,), **floats)
     of_x: Tensor = one.layer.backward(
         gradient.contiguous(),
         w_up,
@@ -133,7 +135,9 @@ class MoE(nn.Module):
 
     ``router`` [E, H] is the same on all ranks (start from equal values, and sum its gradient over the ranks, as with
     any data-parallel parameter); ``w_up`` [local experts, 2 I, H] has gate above up; ``w_down`` [local experts, H, I].
-    All ranks call forward and backward in the same order. overlap_if, machine: as in ``flashoverlap.MoeLayer``.
+    All ranks call forward and backward in the same order. overlap_if, machine, transport: as in
+    ``flashoverlap.MoeLayer``. The parameters are made on the communicator's device; on a GPU dtype must be float16 or
+    bfloat16, and which experts a token goes to is decided on the host, which waits for the logits.
     """
 
     def __init__(
@@ -150,13 +154,15 @@ class MoE(nn.Module):
         method: str = "auto",
         overlap_if: str = "always",
         machine: Any = None,
+        transport: str = "auto",
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if not 1 <= top_k <= num_experts:
             raise BadArgumentError(f"top_k is {top_k}; expected 1 to the {num_experts} experts")
         self.comm = comm
-        self.router = nn.Parameter(torch.empty(num_experts, hidden, dtype=dtype))
+        place: dict[str, Any] = {"dtype": dtype, "device": comm.device}
+        self.router = nn.Parameter(torch.empty(num_experts, hidden, **place))
         layer = moe.MoeLayer(
             comm,
             hidden=hidden,
@@ -166,12 +172,13 @@ class MoE(nn.Module):
             capacity=capacity,
             overlap_if=overlap_if,
             machine=machine,
+            transport=transport,
         )
         self._runner = _Runner(layer, top_k, gate, renormalise, method)
         self._number = self._runner.number  # A plain number: torch.compile can look at it.
         experts = layer.local_experts
-        self.w_up = nn.Parameter(torch.empty(experts, 2 * intermediate, hidden, dtype=dtype))
-        self.w_down = nn.Parameter(torch.empty(experts, hidden, intermediate, dtype=dtype))
+        self.w_up = nn.Parameter(torch.empty(experts, 2 * intermediate, hidden, **place))
+        self.w_down = nn.Parameter(torch.empty(experts, hidden, intermediate, **place))
         for parameter, fan_in in ((self.router, hidden), (self.w_up, hidden), (self.w_down, intermediate)):
             bound = 1 / math.sqrt(max(1, fan_in))
             nn.init.uniform_(parameter, -bound, bound)
