@@ -127,8 +127,7 @@ nb::dict backward(Layer& self, const Array& out_gradient, const Array& up, const
   MoeReport report;
   {
     const nb::gil_scoped_release release;
-    require_place(self,
-                  {&out_gradient, &up, &down, &input, routing_weights, up_gradient, down_gradient});
+    require_place(self, {&out_gradient, &up, &down, &input, routing_weights, up_gradient, down_gradient});
     const auto lock = self.context->enter();
     const RowMajorInput rows(&out_gradient);
     const auto floats = [](const Array* array) -> float* {
