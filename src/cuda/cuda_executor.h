@@ -91,6 +91,10 @@ class CudaExecutor final : public Executor {
   [[nodiscard]] bool meets_once(const PreparedCudaPlan& plan) const;
   void enqueue_messages(Call& call);
   const Event* readiness_of(Call& call, const Transfer& transfer, std::size_t message);
+  // cuda_executor_restore.cpp
+  void enqueue_restore(Call& call);
+  [[nodiscard]] RestoreParams restore_params(const Call& call, const PreparedCudaPlan::RestoreRun& run) const;
+  void enqueue_plain_epilogue(Call& call);
   // cuda_executor_puts.cpp
   [[nodiscard]] int consumers_of(const OverlapPlan& plan) const;
   [[nodiscard]] int consumer_blocks(const OverlapPlan& plan) const;
@@ -102,9 +106,6 @@ class CudaExecutor final : public Executor {
   void wait_for_puts(const Call& call);
   void announce_arrival(const Call& call, const TransferStep& step, cudaStream_t stream);
   void wait_for_group(const Call& call, std::int64_t group, cudaStream_t stream);
-  void enqueue_restore(Call& call);
-  [[nodiscard]] RestoreParams restore_params(const Call& call, const PreparedCudaPlan::RestoreRun& run) const;
-  void enqueue_plain_epilogue(Call& call);
   void fill_for_empty_k(Call& call);
   CudaStream& channel(std::int32_t index);
   /// Of what other ranks read.
