@@ -334,8 +334,7 @@ MoeSplits measure_moe_splits_on_gpus(MoeRun& run, const GpuOptions& gpu) {
   MoeSplits result;
   run_ranks(static_cast<int>(run.problem.ranks), {}, [&](const std::shared_ptr<Communicator>& control) {
     ranks.run(control, [&](const std::shared_ptr<Communicator>& communicator, const CudaOptions& options) {
-      std::vector<const MoeRouting*> own;
-      for (const auto& all : routings) own.push_back(&all[static_cast<std::size_t>(control->rank())]);
+      const std::vector<const MoeRouting*> own = routings_of(routings, control->rank());
       GpuMoeRank rank(communicator, options, run, *own.front());
       MoeSplits splits = measure_splits(run, [&](const MoeSetting* split) {
         return std::make_unique<GpuMoeRank::Split>(rank, with_split(layer_options(run), split), own);

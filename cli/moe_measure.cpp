@@ -272,10 +272,8 @@ MoeSplits measure_moe_splits(MoeRun& run) {
   MoeSplits result;
   run_ranks(static_cast<int>(run.problem.ranks), options,
             [&](const std::shared_ptr<Communicator>& communicator) {
-              std::vector<const MoeRouting*> own;
-              for (const auto& all : routings)
-                own.push_back(&all[static_cast<std::size_t>(communicator->rank())]);
-              MoeSplits splits = measure_splits_of_rank(run, communicator, own);
+              MoeSplits splits =
+                  measure_splits_of_rank(run, communicator, routings_of(routings, communicator->rank()));
               if (communicator->rank() == 0) result = std::move(splits);
             });
   return result;

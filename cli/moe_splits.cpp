@@ -101,6 +101,12 @@ std::vector<std::vector<MoeRouting>> routings_in_turn(MoeRun& run) {
   return routings;
 }
 
+std::vector<const MoeRouting*> routings_of(const std::vector<std::vector<MoeRouting>>& routings, int rank) {
+  std::vector<const MoeRouting*> own;
+  for (const std::vector<MoeRouting>& all : routings) own.push_back(&all[static_cast<std::size_t>(rank)]);
+  return own;
+}
+
 MoeLayerOptions with_split(MoeLayerOptions options, const MoeSetting* split) {
   options.adapt = split == nullptr;
   if (split == nullptr) return options;

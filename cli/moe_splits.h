@@ -46,6 +46,10 @@ constexpr int kSettlingCalls = 20;
 /// Of all ranks, for the problem's routing and then each of `run.then`: [routing][rank].
 [[nodiscard]] std::vector<std::vector<MoeRouting>> routings_in_turn(MoeRun& run);
 
+/// Of one rank, by routing. `routings` must stay.
+[[nodiscard]] std::vector<const MoeRouting*> routings_of(const std::vector<std::vector<MoeRouting>>& routings,
+                                                         int rank);
+
 /// `options` with a split that stays, or, null, adaptation.
 [[nodiscard]] MoeLayerOptions with_split(MoeLayerOptions options, const MoeSetting* split);
 
