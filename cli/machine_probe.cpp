@@ -10,8 +10,9 @@
 #include <fstream>
 #include <optional>
 #include <thread>
-#include <tuple>
 
+#include "cuda/nvshmem_library.h"
+#include "cuda/runtime_library.h"
 #include "flashoverlap/mpi.h"
 #include "loaded_library.h"
 
@@ -125,13 +126,26 @@ std::string nccl_version_text(int code) {
                                 : fmt::format("{}.{}.{}", code / 1000, code / 100 % 10, code % 100);
 }
 
+/// A library that an environment variable may name.
+struct NamedLibrary {
+  const char* what;
+  const char* variable;
+  const char* usual;
+
+  [[nodiscard]] std::string name() const { return cuda::chosen_library(variable, usual); }
+  [[nodiscard]] std::string why_not_found() const {
+    if (name() == usual)
+      return fmt::format("{} is not on the loader's path (LD_LIBRARY_PATH, or {})", usual, variable);
+    return fmt::format("{} names {}, which cannot be loaded as {}", variable, name(), what);
+  }
+};
+
 constexpr int kNcclThatSharesGpus = 23007;  // cuda::kNcclSharedGpuVersion, which CPU builds do not have.
 
 Finding probe_nccl(bool cuda_is_usable) {
   Finding finding{.name = "NCCL", .found = false, .usable = false, .detail = {}, .reason = {}};
-  const char* const named = std::getenv("FLASHOVERLAP_NCCL_LIBRARY");
-  const bool is_named = named != nullptr && *named != '\0';
-  const Library library{is_named ? named : "libnccl.so.2"};
+  const NamedLibrary named{"NCCL", "FLASHOVERLAP_NCCL_LIBRARY", "libnccl.so.2"};
+  const Library library{named.name().c_str()};
   int version = 0;
   if (auto* get_version = library.function<int(int*)>("ncclGetVersion"); get_version != nullptr) {
     finding.found = get_version(&version) == 0;
@@ -139,9 +153,7 @@ Finding probe_nccl(bool cuda_is_usable) {
   if (finding.found) finding.detail = nccl_version_text(version) + ", " + library.path_of("ncclGetVersion");
   finding.usable = finding.found && cuda_is_usable;
   if (!finding.found) {
-    finding.reason =
-        is_named ? fmt::format("FLASHOVERLAP_NCCL_LIBRARY names {}, which cannot be loaded as NCCL", named)
-                 : "libnccl.so.2 is not on the loader's path (LD_LIBRARY_PATH, or FLASHOVERLAP_NCCL_LIBRARY)";
+    finding.reason = named.why_not_found();
   } else if (!cuda_is_usable) {
     finding.reason = "needs a usable CUDA device, see above";
   } else if (version < kNcclThatSharesGpus) {
@@ -151,30 +163,26 @@ Finding probe_nccl(bool cuda_is_usable) {
   return finding;
 }
 
-constexpr std::tuple kOldestNvshmem{3, 4, 5};  // cuda::kOldestNvshmemVersion, which CPU builds do not have.
-
 Finding probe_nvshmem(bool cuda_is_usable) {
   Finding finding{.name = "NVSHMEM", .found = false, .usable = false, .detail = {}, .reason = {}};
-  const char* const named = std::getenv("FLASHOVERLAP_NVSHMEM_LIBRARY");
-  const bool is_named = named != nullptr && *named != '\0';
-  const Library library{is_named ? named : "libnvshmem_host.so.3"};
-  std::tuple version{0, 0, 0};
-  auto& [major, minor, patch] = version;
+  const NamedLibrary named{"NVSHMEM", "FLASHOVERLAP_NVSHMEM_LIBRARY", "libnvshmem_host.so.3"};
+  const Library library{named.name().c_str()};
+  int version = 0;
   constexpr const char* kGetVersion = "nvshmemx_vendor_get_version_info";
   if (auto* get_version = library.function<void(int*, int*, int*)>(kGetVersion); get_version != nullptr) {
     finding.found = true;
+    int major = 0;
+    int minor = 0;
+    int patch = 0;
     get_version(&major, &minor, &patch);
-    finding.detail = fmt::format("{}.{}.{}, {}", major, minor, patch, library.path_of(kGetVersion));
+    version = major * 10'000 + minor * 100 + patch;
+    finding.detail = cuda::library_version_text(version) + ", " + library.path_of(kGetVersion);
   }
-  finding.usable = finding.found && cuda_is_usable && version >= kOldestNvshmem;
+  finding.usable = finding.found && cuda_is_usable && version >= cuda::kOldestNvshmemVersion;
   if (!finding.found) {
-    finding.reason =
-        is_named
-            ? fmt::format("FLASHOVERLAP_NVSHMEM_LIBRARY names {}, which cannot be loaded as NVSHMEM", named)
-            : "libnvshmem_host.so.3 is not on the loader's path (LD_LIBRARY_PATH, or "
-              "FLASHOVERLAP_NVSHMEM_LIBRARY)";
-  } else if (version < kOldestNvshmem) {
-    finding.reason = "3.4.5 or later is needed";
+    finding.reason = named.why_not_found();
+  } else if (version < cuda::kOldestNvshmemVersion) {
+    finding.reason = cuda::library_version_text(cuda::kOldestNvshmemVersion) + " or later is needed";
   } else if (!cuda_is_usable) {
     finding.reason = "needs a usable CUDA device, see above";
   }

@@ -33,6 +33,7 @@
 #include "measure_machine.h"
 #include "nccl_library.h"
 #include "operator_bench.h"
+#include "runtime_library.h"
 
 namespace {
 
@@ -103,8 +104,8 @@ int print_topology(Arguments& arguments) {
                         properties.multiProcessorCount, peers);
   }
   const cuda::NcclLibrary& nccl = cuda::nccl();
-  fmt::print("NCCL {} ({})\n", cuda::nccl_version_text(nccl.version), nccl.path);
-  json += fmt::format("],\"nccl\":\"{}\"}}\n", cuda::nccl_version_text(nccl.version));
+  fmt::print("NCCL {} ({})\n", cuda::library_version_text(nccl.version), nccl.path);
+  json += fmt::format("],\"nccl\":\"{}\"}}\n", cuda::library_version_text(nccl.version));
   if (!path.empty()) std::ofstream(path) << json;
   return 0;
 }

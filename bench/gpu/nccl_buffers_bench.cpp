@@ -21,6 +21,7 @@
 #include "core/half.h"
 #include "device.h"
 #include "nccl_library.h"
+#include "runtime_library.h"
 #include "test_matrices.h"
 #include "timing.h"
 
@@ -390,7 +391,7 @@ int main(int argc, char** argv) {
   cudaDeviceProp properties{};
   BENCH_CUDA(cudaGetDeviceProperties(&properties, 0));
   std::printf("# %d x %s, NCCL %s, bf16, medians of %d rounds of 2, slowest rank\n", ranks, properties.name,
-              fo::cuda::nccl_version_text(nccl().version).c_str(), rounds);
+              fo::cuda::library_version_text(nccl().version).c_str(), rounds);
   std::printf("# %-20s %5s | %-22s | %-22s | %-22s\n", "", "", "plain", "registered", "symmetric");
   std::printf("# %-20s %5s | %8s %6s %6s | %8s %6s %6s | %8s %6s %6s\n", "operation, size", "ctas", "us",
               "GB/s", "/plain", "us", "GB/s", "/plain", "us", "GB/s", "/plain");

@@ -26,6 +26,7 @@
 #include "gpu_ranks.h"
 #include "nccl_library.h"
 #include "operator_bench.h"
+#include "runtime_library.h"
 
 namespace {
 
@@ -117,7 +118,7 @@ int run(const Settings& settings) {
   FLASHOVERLAP_CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
   const bool is_nccl = settings.kind == CommunicatorKind::kNccl;
   const std::string version =
-      is_nccl ? fmt::format(" {}", cuda::nccl_version_text(cuda::nccl().version)) : std::string{};
+      is_nccl ? fmt::format(" {}", cuda::library_version_text(cuda::nccl().version)) : std::string{};
   std::printf(
       "# %s, %d SMs; communicator %s%s; %d SMs for communication, shared; bf16; times in us, medians of %d "
       "batches of %d calls\n",

@@ -23,6 +23,7 @@
 #include "gemm_choice.h"
 #include "measure_transfers.h"
 #include "nccl_library.h"
+#include "runtime_library.h"
 #include "sm_partition.h"
 
 namespace flashoverlap::cuda {
@@ -285,7 +286,8 @@ Provenance describe_machine(const RankPlacement& placement) {
   machine.driver = driver_version();
   if (machine.driver.empty()) machine.driver = "for CUDA " + version_text(driver);
   machine.libraries["cuda"] = version_text(runtime);
-  if (placement.transport == Transport::kNccl) machine.libraries["nccl"] = nccl_version_text(nccl().version);
+  if (placement.transport == Transport::kNccl)
+    machine.libraries["nccl"] = library_version_text(nccl().version);
   return machine;
 }
 

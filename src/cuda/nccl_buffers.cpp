@@ -8,6 +8,7 @@
 #include "core/fail.h"
 #include "nccl_communicator.h"
 #include "nccl_library.h"
+#include "runtime_library.h"
 
 namespace flashoverlap::cuda {
 namespace {
@@ -42,7 +43,7 @@ void NcclCommunicator::check_buffers() const {
   const bool has_all = can_register && has_windows && library.comm_revoke != nullptr;
   if (buffers() == NcclBuffers::kPlain || has_all) return;
   core::fail(ErrorKind::kUnsupported, "{} buffers need NCCL {} or later, this is {} ({})", name_of(buffers()),
-             nccl_version_text(kNcclBuffersVersion), nccl_version_text(library.version), library.path);
+             library_version_text(kNcclBuffersVersion), library_version_text(library.version), library.path);
 }
 
 void NcclCommunicator::agree_on_buffers() {
@@ -133,7 +134,7 @@ void NcclCommunicator::register_memory(Registered& block) {
   core::fail(ErrorKind::kUnsupported,
              "NCCL {} opens no {} buffers here: not all GPUs can map each other's memory, or one of "
              "NCCL_CUMEM_ENABLE, NCCL_LOCAL_REGISTER and NCCL_WIN_ENABLE is 0",
-             nccl_version_text(nccl().version), name_of(buffers()));
+             library_version_text(nccl().version), name_of(buffers()));
 }
 
 void NcclCommunicator::deregister(const Registered& block) {

@@ -13,6 +13,7 @@
 #include "core/fail.h"
 #include "core/host_name.h"
 #include "nccl_library.h"
+#include "runtime_library.h"
 
 namespace flashoverlap::cuda {
 namespace {
@@ -126,8 +127,8 @@ void NcclCommunicator::agree_on_devices() {
     if (nccl().version < kNcclSharedGpuVersion) {
       core::fail(ErrorKind::kUnsupported,
                  "ranks {} and {} share the GPU {}: that needs NCCL {} or later, this is {} ({})", r,
-                 twin - all.begin(), all[r], nccl_version_text(kNcclSharedGpuVersion),
-                 nccl_version_text(nccl().version), nccl().path);
+                 twin - all.begin(), all[r], library_version_text(kNcclSharedGpuVersion),
+                 library_version_text(nccl().version), nccl().path);
     }
   }
 }

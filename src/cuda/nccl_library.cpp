@@ -1,10 +1,8 @@
 #include "nccl_library.h"
 
-#include <dlfcn.h>
-
 #include <cstdlib>
 
-#include "core/fail.h"
+#include "runtime_library.h"
 
 namespace flashoverlap::cuda {
 namespace {
@@ -13,10 +11,7 @@ constexpr int kOldestVersion = 21'800;
 
 template <class Function>
 void find(void* library, const std::string& path, Function& function, const char* name) {
-  void* const symbol = dlsym(library, name);
-  if (symbol == nullptr)
-    core::fail(ErrorKind::kUnsupported, "{} has no {}; NCCL 2.18 or later has it", path, name);
-  function = reinterpret_cast<Function>(symbol);
+  find_function(library, path, function, name, "NCCL 2.18");
 }
 
 template <class Function>
@@ -30,8 +25,7 @@ NcclLibrary load() {
   (void)setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", kKeepExisting);
 
   NcclLibrary found;
-  const char* const chosen = std::getenv("FLASHOVERLAP_NCCL_LIBRARY");
-  found.path = chosen != nullptr && *chosen != '\0' ? chosen : "libnccl.so.2";
+  found.path = chosen_library("FLASHOVERLAP_NCCL_LIBRARY", "libnccl.so.2");
   void* const library = dlopen(found.path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const why = dlerror();
@@ -43,7 +37,7 @@ NcclLibrary load() {
   found.get_version(&found.version);
   if (found.version < kOldestVersion) {
     core::fail(ErrorKind::kUnsupported, "{} is NCCL {}; {} or later is needed", found.path,
-               nccl_version_text(found.version), nccl_version_text(kOldestVersion));
+               library_version_text(found.version), library_version_text(kOldestVersion));
   }
   find(library, found.path, found.error_string, "ncclGetErrorString");
   find(library, found.path, found.last_error, "ncclGetLastError");
@@ -76,10 +70,6 @@ NcclLibrary load() {
 const NcclLibrary& nccl() {
   static const NcclLibrary library = load();
   return library;
-}
-
-std::string nccl_version_text(int version) {
-  return fmt::format("{}.{}.{}", version / 10'000, version % 10'000 / 100, version % 100);
 }
 
 }  // namespace flashoverlap::cuda

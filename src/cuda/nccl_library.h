@@ -59,7 +59,4 @@ constexpr int kNcclBuffersVersion = 23'007;
 /// a GPU). Error(kUnsupported) when there is no library, or it is older than 2.18, or lacks a function.
 const NcclLibrary& nccl();
 
-/// "2.30.7"
-std::string nccl_version_text(int version);
-
 }  // namespace flashoverlap::cuda

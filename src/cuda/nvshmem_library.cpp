@@ -1,22 +1,15 @@
 #include "nvshmem_library.h"
 
-#include <dlfcn.h>
-
 #include <cstdlib>
 
-#include "core/fail.h"
+#include "runtime_library.h"
 
 namespace flashoverlap::cuda {
 namespace {
 
 template <class Function>
 void find(void* library, const std::string& path, Function& function, const char* name) {
-  void* const symbol = dlsym(library, name);
-  if (symbol == nullptr) {
-    core::fail(ErrorKind::kUnsupported, "{} has no {}; NVSHMEM {} or later has it", path, name,
-               nvshmem_version_text(kOldestNvshmemVersion));
-  }
-  function = reinterpret_cast<Function>(symbol);
+  find_function(library, path, function, name, "NVSHMEM " + library_version_text(kOldestNvshmemVersion));
 }
 
 int version_of(void* library, const std::string& path) {
@@ -49,7 +42,7 @@ NvshmemLibrary load_nvshmem(const std::string& path) {
   found.version = version_of(library, path);
   if (found.version < kOldestNvshmemVersion) {
     core::fail(ErrorKind::kUnsupported, "{} is NVSHMEM {}; {} or later is needed", path,
-               nvshmem_version_text(found.version), nvshmem_version_text(kOldestNvshmemVersion));
+               library_version_text(found.version), library_version_text(kOldestNvshmemVersion));
   }
   find(library, path, found.get_unique_id, "nvshmemx_get_uniqueid");
   find(library, path, found.set_unique_id, "nvshmemx_set_attr_uniqueid_args");
@@ -62,15 +55,9 @@ NvshmemLibrary load_nvshmem(const std::string& path) {
 }
 
 const NvshmemLibrary& nvshmem() {
-  static const NvshmemLibrary library = [] {
-    const char* const chosen = std::getenv("FLASHOVERLAP_NVSHMEM_LIBRARY");
-    return load_nvshmem(chosen != nullptr && *chosen != '\0' ? chosen : "libnvshmem_host.so.3");
-  }();
+  static const NvshmemLibrary library =
+      load_nvshmem(chosen_library("FLASHOVERLAP_NVSHMEM_LIBRARY", "libnvshmem_host.so.3"));
   return library;
-}
-
-std::string nvshmem_version_text(int version) {
-  return fmt::format("{}.{}.{}", version / 10'000, version % 10'000 / 100, version % 100);
 }
 
 }  // namespace flashoverlap::cuda

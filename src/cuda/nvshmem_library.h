@@ -57,7 +57,4 @@ const NvshmemLibrary& nvshmem();
 /// The same from this path. For tests.
 NvshmemLibrary load_nvshmem(const std::string& path);
 
-/// "3.4.5"
-std::string nvshmem_version_text(int version);
-
 }  // namespace flashoverlap::cuda

@@ -12,6 +12,7 @@
 #include "flashoverlap/rendezvous.h"
 #include "gpu_test.h"
 #include "nccl_library.h"
+#include "runtime_library.h"
 #include "sm_partition.h"
 
 namespace flashoverlap::gpu_test {
@@ -111,7 +112,7 @@ std::string why_no_nccl(int world_size) {
     const cuda::NcclLibrary& library = cuda::nccl();
     const bool shares = world_size > 1 && !has_devices_for(world_size);
     if (shares && library.version < cuda::kNcclSharedGpuVersion) {
-      return "NCCL " + cuda::nccl_version_text(library.version) + " does not let ranks share a GPU";
+      return "NCCL " + cuda::library_version_text(library.version) + " does not let ranks share a GPU";
     }
     return {};
   } catch (const Error& error) {
@@ -124,7 +125,7 @@ std::string why_no_buffers(int world_size, CommunicatorKind kind) {
   if (world_size < 2 || !has_devices_for(world_size)) return "each of several ranks needs a GPU of its own";
   const cuda::NcclLibrary& library = cuda::nccl();
   if (library.comm_revoke != nullptr) return {};
-  return "NCCL " + cuda::nccl_version_text(library.version) + " has no " + name_of(kind) + " buffers";
+  return "NCCL " + cuda::library_version_text(library.version) + " has no " + name_of(kind) + " buffers";
 }
 
 GroupOptions few_sms(CommunicatorKind kind) {
