@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "gpu_test.h"
+#include "lateness.h"
 
 namespace flashoverlap::gpu_test {
 
@@ -89,6 +90,16 @@ void LayerCall::check(const DeviceMatrix& out, const MoeRouting& routing, Method
                                             << got[i] << ", expected " << expected[i] << ": "
                                             << call_.text());
   }
+}
+
+void run_late_calls_in_a_row(Rank& rank, const MoeCase& call) {
+  std::vector<MoeRouting> routings;
+  for (std::uint64_t i = 0; i < 6; ++i) {
+    routings.push_back(
+        make_routing(static_cast<RoutingKind>(i % 3), rank.rank, rank.world_size, 50, 4, 2, 10 + i));
+  }
+  Lateness delay(rank, static_cast<std::uint64_t>(rank.world_size));
+  LayerCall(rank, call).run_in_a_row_and_check(routings, 4, std::ref(delay));
 }
 
 }  // namespace flashoverlap::gpu_test

@@ -46,4 +46,8 @@ class LayerCall {
   std::optional<test::Doubles> expected_;  ///< Of the case's own routing, once it is asked for.
 };
 
+/// Calls in a row of a case of 50 tokens and 4 experts (small_case), other counts in each, ranks late at
+/// random.
+void run_late_calls_in_a_row(Rank& rank, const MoeCase& call);
+
 }  // namespace flashoverlap::gpu_test

@@ -5,7 +5,6 @@
 #include <thread>
 
 #include "gpu_test.h"
-#include "lateness.h"
 #include "moe_layer_call.h"
 
 namespace flashoverlap::gpu_test {
@@ -139,17 +138,7 @@ GPU_TEST(moe_put_calls_in_a_row) {
     for (const CommunicatorKind kind : {CommunicatorKind::kLocal, CommunicatorKind::kCopyEngine}) {
       std::mt19937_64 rng(seed() + static_cast<std::uint64_t>(world));
       const MoeCase call = with_puts(small_case(world), rng);
-      std::vector<std::vector<MoeRouting>> routings(index(world));  // by rank
-      for (std::int32_t rank = 0; rank < world; ++rank) {
-        for (std::uint64_t i = 0; i < 6; ++i) {
-          routings[index(rank)].push_back(
-              make_routing(static_cast<RoutingKind>(i % 3), rank, world, 50, 4, 2, 10 + i));
-        }
-      }
-      shared_group(world, kind).run([&](Rank& rank) {
-        Lateness delay(rank, static_cast<std::uint64_t>(world));
-        LayerCall(rank, call).run_in_a_row_and_check(routings[index(rank.rank)], 4, std::ref(delay));
-      });
+      shared_group(world, kind).run([&](Rank& rank) { run_late_calls_in_a_row(rank, call); });
     }
   }
 }

@@ -7,7 +7,6 @@
 
 #include "check.h"
 #include "gpu_test.h"
-#include "lateness.h"
 #include "moe_layer_call.h"
 #include "nvshmem_heap.h"
 #include "nvshmem_library.h"
@@ -74,16 +73,6 @@ void write_to_all_and_check(Communicator& communicator, cuda::PutHeap& heap) {
   (void)communicator.exchange(std::uint64_t{0}, {});  // nobody's memory goes before all have looked
 }
 
-void run_calls_in_a_row(Rank& rank, const MoeCase& call) {
-  std::vector<MoeRouting> routings;
-  for (std::uint64_t i = 0; i < 6; ++i) {
-    routings.push_back(
-        make_routing(static_cast<RoutingKind>(i % 3), rank.rank, rank.world_size, 50, 4, 2, 10 + i));
-  }
-  Lateness delay(rank, static_cast<std::uint64_t>(rank.world_size));
-  LayerCall(rank, call).run_in_a_row_and_check(routings, 4, std::ref(delay));
-}
-
 /// Leaves nothing of the heap free.
 std::vector<std::shared_ptr<void>> take_all(cuda::PutHeap& heap) {
   std::vector<std::shared_ptr<void>> taken;
@@ -146,7 +135,7 @@ GPU_TEST(nvshmem_layers) {
     Group group(with_nvshmem(kind));
     const int world = group.options().world_size;
     std::mt19937_64 rng(seed() + 700);
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i < cases(6); ++i) {
       const MoeCase call = with_puts(random_case(rng, world, 500), rng);
       group.run([&](Rank& rank) {
         LayerCall own(rank, call);
@@ -164,7 +153,7 @@ GPU_TEST(nvshmem_calls_in_a_row) {
     Group group(with_nvshmem(kind));
     std::mt19937_64 rng(seed() + 800);
     const MoeCase call = with_puts(small_case(group.options().world_size), rng);
-    group.run([&](Rank& rank) { run_calls_in_a_row(rank, call); });
+    group.run([&](Rank& rank) { run_late_calls_in_a_row(rank, call); });
   }
 }
 
